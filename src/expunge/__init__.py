@@ -1,0 +1,80 @@
+"""Take data out of a trained network.
+
+The names below are imported when first used: `expunge --help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from expunge import fisher, heads, masks, methods, metrics, patches, scores, tuning, vision
+    from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError
+    from expunge.fisher import FisherSums
+    from expunge.methods import METHODS, Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
+    from expunge.objective import Objective
+    from expunge.patches import Patch
+    from expunge.tuning import Constant, Steps, Tuning, replay, train
+    from expunge.unlearning import Outcome, Record, unlearn
+
+__version__ = "0.1.0"
+
+_MODULES = ("fisher", "heads", "masks", "methods", "metrics", "patches", "scores", "tuning", "vision")
+_NAMES = {
+    "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError"),
+    "fisher": ("FisherSums",),
+    "methods": ("METHODS", "Finetune", "FisherMask", "MaskClassifier", "RandomMask", "Retrain"),
+    "objective": ("Objective",),
+    "patches": ("Patch",),
+    "tuning": ("Constant", "Steps", "Tuning", "replay", "train"),
+    "unlearning": ("Outcome", "Record", "unlearn"),
+}
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
+
+__all__ = [
+    "METHODS",
+    "Constant",
+    "DivergedError",
+    "ExpungeError",
+    "Finetune",
+    "FisherMask",
+    "FisherSums",
+    "InputError",
+    "MaskClassifier",
+    "MismatchError",
+    "ModelError",
+    "Objective",
+    "Outcome",
+    "Patch",
+    "RandomMask",
+    "Record",
+    "Retrain",
+    "Steps",
+    "Tuning",
+    "fisher",
+    "heads",
+    "masks",
+    "methods",
+    "metrics",
+    "patches",
+    "replay",
+    "scores",
+    "train",
+    "tuning",
+    "unlearn",
+    "vision",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"expunge.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'expunge' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"expunge.{_HOMES[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,71 @@
+"""Tensors on disk: safetensors + JSON, written whole or not at all, keyed by the digest of the weights they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from expunge.errors import InputError
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 over the names, types, shapes and bytes of all parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        flat = tensor.detach().contiguous().cpu().reshape(-1)
+        if flat.numel():
+            digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Write a file atomically: it holds the whole content or, after a crash or a full disk, what it held before."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> Path:
+    return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+
+
+def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Path:
+    """A safetensors file; metadata are strings."""
+    from safetensors.torch import save
+
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return write_bytes(path, save(held, metadata=dict(metadata)))
+
+
+def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and metadata of a safetensors file that says it holds a `kind`."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            metadata = dict(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except SafetensorError as error:
+        raise InputError("path", f"must be a whole safetensors file ({error})", os.fspath(path)) from error
+    if metadata.get("kind") != kind:
+        raise InputError("path", f"must hold {kind!r}", metadata.get("kind", "no kind"))
+    return tensors, metadata

@@ -1,0 +1,91 @@
+"""What must hold of data and models before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
+
+from expunge.batches import Batches, Data, batch_size, tensors
+from expunge.errors import InputError, ModelError
+from expunge.objective import Batch, Objective, model_outputs
+
+
+def screened(batches: Batches, argument: str, objective: Objective) -> Batches:
+    """The same batches, each looked at as it goes by, so that large data are not read a second time for it."""
+
+    def read(seed: int | None) -> Iterator[Batch]:
+        for batch in batches.read(seed):
+            check_batch(batch, argument, objective)
+            yield batch
+
+    return Batches(read, len(batches))
+
+
+def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
+    """Tensors with one sample or more, and finite numbers in them."""
+    if objective.outputs is model_outputs:
+        _check_entries(batch, argument)
+    try:
+        batch_size(batch)
+    except InputError as error:
+        raise InputError(argument, error.rule, error.found) from error
+    for tensor in tensors(batch):
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise InputError(argument, "inputs and targets must be finite", _first_bad(tensor))
+
+
+def _check_entries(batch: Batch, argument: str) -> None:
+    if isinstance(batch, dict):
+        return  # a mapping may carry names and other things beside its tensors
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise InputError(argument, "a batch must be (inputs, targets) or a mapping of tensors", type(batch).__name__)
+    for entry in batch:
+        if not tensors(entry):
+            raise InputError(argument, "inputs and targets must be tensors", type(entry).__name__)
+
+
+def check_model(model: Any) -> None:
+    """A module with finite weights whose samples do not depend on each other in eval mode."""
+    if not isinstance(model, nn.Module):
+        raise InputError("model", "must be a torch.nn.Module", type(model).__name__)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError(f"model: {name} must be finite; found {_first_bad(tensor)}")
+    norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    mixing = [name or "the model itself" for name, module in norms if module.running_mean is None]
+    if mixing:
+        raise ModelError(f"model: BatchNorm without running statistics mixes the samples of a batch in eval mode; found {', '.join(mixing)}")
+
+
+def check_disjoint(forget: Data, remain: Data) -> None:
+    """No sample may be both to forget and to keep, as far as that can be seen."""
+    if forget is remain:
+        raise InputError("remain", "must not be the forget set", "the same object")
+    (forget_root, forget_rows), (remain_root, remain_rows) = _rows(forget), _rows(remain)
+    if forget_root is not remain_root:
+        return
+    everything = range(len(forget_root)) if hasattr(forget_root, "__len__") else ()
+    shared = set(everything if forget_rows is None else forget_rows) & set(everything if remain_rows is None else remain_rows)
+    if shared:
+        raise InputError("remain", "must not hold samples of the forget set", f"{len(shared)} shared, the first at index {min(shared)}")
+
+
+def _rows(data: Data) -> tuple[Any, list[int] | None]:
+    """The dataset under loaders and subsets, and the rows of it; None for all."""
+    if isinstance(data, DataLoader):
+        whole = type(data.batch_sampler) is BatchSampler and isinstance(data.sampler, (SequentialSampler, RandomSampler))
+        return _rows(data.dataset) if whole else (data, None)  # another sampler may hold any part of the dataset
+    if isinstance(data, Subset):
+        root, rows = _rows(data.dataset)
+        held = [int(index) for index in data.indices]
+        return root, held if rows is None else [rows[index] for index in held]
+    return data, None
+
+
+def _first_bad(tensor: Tensor) -> float:
+    return float(tensor.detach()[~torch.isfinite(tensor)][0])

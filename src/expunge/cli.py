@@ -1,0 +1,88 @@
+"""The command line: parse, call, print. Nothing heavy is imported before it is known what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from expunge import __version__
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Train a small network on handwritten digits, make it forget one with every method, and compare with retraining."""
+
+    seed: int = 0
+    """Decides the split, the weights and the order of the images."""
+    label: int = 0
+    """The digit to forget."""
+    out: str = "runs/demo"
+    """Folder for the models, result.json and tradeoff.png."""
+    epochs: int = 20
+    """Of training, and of retraining."""
+    tuning_epochs: int = 5
+    """Of fine-tuning: the training's schedule, compressed."""
+    quiet: bool = False
+    """No progress, the table alone."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 130 for Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        print(f"expunge {__version__}")
+        return 0
+    import tyro
+
+    command = tyro.extras.subcommand_cli_from_dict(
+        {"demo": Demo}, prog="expunge", description="Take data out of a trained network. `expunge --version` tells the version.", args=given
+    )
+    try:
+        run_demo(command)
+    except KeyboardInterrupt:
+        print("expunge: stopped", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if not _is_ours(error):
+            raise
+        print(f"expunge: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run_demo(options: Demo) -> None:
+    from expunge import demo, demo_report
+    from expunge.metrics import accuracy
+    from expunge.vision.digits import digits
+    from expunge.vision.scenarios import category
+
+    def say(line: str) -> None:
+        if not options.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    data = digits(options.seed)
+    test = category(data.test, options.label)
+    say("a network that knows all ten digits")
+    model = demo.trained(data, options.epochs, options.seed, progress=not options.quiet)
+    before = demo.Accuracies(accuracy(model, test.remain), accuracy(model, test.forget))
+    rows = []
+    say(f"forgetting {options.label}")
+    for row in demo.rows(model, data, options.label, options.epochs, options.tuning_epochs, options.seed, progress=not options.quiet):
+        say(f"{row.name}: remain {100 * row.tuned.remain:.1f} %, forget {100 * row.tuned.forget:.1f} %")
+        rows.append(row)
+    saved = demo_report.save(options.out, asdict(options), before, model, rows)
+    print(demo_report.table(before, rows))
+    print(demo_report.notes(rows))
+    print(f"Models, result and picture: {saved.parent}/")
+
+
+def _is_ours(error: Exception) -> bool:
+    """Asked only once something has gone wrong: the errors module is light, but its package is looked up then, not for --help."""
+    from expunge.errors import ExpungeError
+
+    return isinstance(error, ExpungeError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

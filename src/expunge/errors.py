@@ -1,0 +1,27 @@
+"""The few exceptions expunge raises for mistakes in what it was given."""
+
+from __future__ import annotations
+
+
+class ExpungeError(Exception):
+    """Anything expunge refuses to do."""
+
+
+class InputError(ExpungeError, ValueError):
+    """An argument breaks a rule: `InputError("ratio", "must be in [0, 1)", 1.5)`."""
+
+    def __init__(self, argument: str, rule: str, found: object = None) -> None:
+        self.argument, self.rule, self.found = argument, rule, found
+        super().__init__(f"{argument}: {rule}" + (f"; found {found}" if found is not None else ""))
+
+
+class MismatchError(ExpungeError, ValueError):
+    """Two things that belong to different weights or parameters were put together."""
+
+
+class ModelError(ExpungeError, ValueError):
+    """The model cannot be used this way: its samples depend on each other, it has no such parameter, no head was found."""
+
+
+class DivergedError(ExpungeError, ArithmeticError):
+    """A training or an iteration left the finite numbers; nothing was returned."""

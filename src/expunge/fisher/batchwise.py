@@ -1,0 +1,32 @@
+"""The released program's rule, which squares the gradient of a batch: kept to reproduce it, named as what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from expunge.errors import InputError
+from expunge.fisher.samples import Squares
+from expunge.objective import Batch, Objective
+
+
+def batch_squares(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Squares:
+    """Σ_y p̄(y) · (∂ mean_n −log p(y|x_n))² of one batch, p̄ the mean probability over the batch.
+
+    A square of a sum over samples, not a sum of squares: it depends on the batch size and on which samples share a batch.
+    """
+    with torch.enable_grad():
+        logits = objective.outputs(model, batch)
+        if logits.dim() != 2:
+            raise InputError("kind", "the batch rule needs logits of shape (N, K)", tuple(logits.shape))
+        losses = -logits.float().log_softmax(1).mean(0) if logits.dtype in (torch.float16, torch.bfloat16) else -logits.log_softmax(1).mean(0)
+    chances = logits.detach().double().softmax(1).mean(0)
+    squares = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
+    for label, chance in enumerate(chances):
+        gradients = torch.autograd.grad(losses[label], list(parameters.values()), retain_graph=label + 1 < len(chances), allow_unused=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                squares[name].add_(gradient.double().square() * chance)
+    return squares

@@ -1,0 +1,166 @@
+"""Σ_n (dW_n)² of a convolution, from its input and the gradient of its output, without a loop over samples.
+
+For sample n, output channel o, input channel i and kernel tap u:  dW_n[o, i, u] = Σ_l g_n[o, l] · a_n[i, l·stride + u·dilation − padding].
+All ways below are exact and differ in what they move through memory; `choose` picks by shape alone, so that results repeat bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from expunge.fisher.scratch import Scratch, add_squares, chunks, summed_products
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's settings, one entry a spatial dimension."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+Way = Callable[[Tensor, Tensor, Geometry, Scratch, int], Tensor]
+
+
+def squares(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, frames: int = 1) -> Tensor:
+    """Σ_n (Σ_frames dW)² in the shape of the weight; `frames` rows that follow each other belong to one sample."""
+    return choose(inputs, gradients, geometry, frames)(inputs, gradients, geometry, scratch, frames)
+
+
+def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 1) -> Way:
+    """The way for this shape (benchmarks/convolution_ways.py prints the timings behind the thresholds)."""
+    taps = math.prod(geometry.kernel)
+    positions = math.prod(gradients.shape[2:])
+    if taps == 1 or positions <= 64:
+        return by_taps
+    if inputs.device.type == "cpu" and frames == 1 and inputs.shape[1] // geometry.groups >= 8:
+        return by_groups
+    return by_columns
+
+
+def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, frames: int = 1) -> Tensor:
+    """One batched matmul a kernel tap, over the positions where the tap falls inside the image.
+
+    Where a tap sees at most `PAIRS` positions, (Σ_l g_l a_l)² = Σ_{l,l'} g_l g_l' · a_l a_l' is one matmul over all samples.
+    """
+    images, samples, groups = _last(inputs), inputs.shape[0] // frames, geometry.groups
+    slopes = _last(gradients)
+    wide, out = images.shape[-1] // groups, slopes.shape[-1] // groups
+    total = inputs.new_zeros(math.prod(geometry.kernel), groups, out, wide)
+    for index, tap in enumerate(itertools.product(*map(range, geometry.kernel))):
+        there, here = _windows(tap, inputs.shape[2:], gradients.shape[2:], geometry)
+        if there is None:
+            continue
+        a = images[(slice(None), *there)].reshape(samples, -1, groups, wide)
+        g = slopes[(slice(None), *here)].reshape(samples, -1, groups, out)
+        positions = a.shape[1]
+        if positions <= PAIRS and groups == 1:
+            total[index, 0] = _pairs(a[:, :, 0], g[:, :, 0])
+            continue
+        for rows in chunks(samples, groups * out * wide, a):
+            product = scratch.take("taps", (len(rows) * groups, out, wide), a)
+            torch.bmm(
+                g[rows.start : rows.stop].permute(0, 2, 3, 1).reshape(-1, out, positions),
+                a[rows.start : rows.stop].transpose(1, 2).reshape(-1, positions, wide),
+                out=product,
+            )
+            add_squares(total[index], product.view(len(rows), groups, out, wide))
+    return total.view(*geometry.kernel, groups * out, wide).movedim((-2, -1), (0, 1))
+
+
+def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, frames: int = 1) -> Tensor:
+    """The image patches as rows, channels last, then one batched matmul a chunk of samples."""
+    images, samples, groups = _last(_padded(inputs, geometry)), inputs.shape[0] // frames, geometry.groups
+    slopes = _last(gradients)
+    size, taps = gradients.shape[2:], math.prod(geometry.kernel)
+    positions, wide, out = math.prod(size) * frames, images.shape[-1] // groups, slopes.shape[-1] // groups
+    steps = images.stride()[1:-1]
+    strides = (
+        images.stride(0),
+        wide * images.stride(-1),
+        *(step * stride for step, stride in zip(steps, geometry.stride, strict=True)),
+        *(step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)),
+        images.stride(-1),
+    )
+    total = inputs.new_zeros(groups, taps * wide, out)
+    for rows in chunks(samples, groups * max(out, positions) * taps * wide, inputs):
+        part = images[rows.start * frames : rows.stop * frames]
+        patches = part.as_strided((len(part), groups, *size, *geometry.kernel, wide), strides)
+        if frames > 1:
+            patches = patches.unflatten(0, (len(rows), frames)).transpose(1, 2)
+        columns = scratch.take("columns", tuple(patches.shape), inputs)
+        columns.copy_(patches)
+        g = slopes[rows.start * frames : rows.stop * frames].reshape(len(rows), positions, groups, out).transpose(1, 2)
+        product = scratch.take("products", (len(rows) * groups, taps * wide, out), inputs)
+        torch.bmm(columns.view(-1, positions, taps * wide).transpose(1, 2), g.reshape(-1, positions, out), out=product)
+        add_squares(total, product.view(len(rows), groups, taps * wide, out))
+    return total.view(groups, *geometry.kernel, wide, out).movedim((-1, -2), (1, 2)).flatten(0, 1)
+
+
+def by_groups(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, frames: int = 1) -> Tensor:
+    """Samples as groups of one weight-gradient convolution: the library's own kernel, not reduced over the batch."""
+    samples, out, wide = inputs.shape[0], gradients.shape[1], inputs.shape[1] // geometry.groups
+    shape = (out, wide, *geometry.kernel)
+    total = inputs.new_zeros(shape)
+    for rows in chunks(samples, total.numel(), inputs):
+        a = inputs[rows.start : rows.stop].contiguous()
+        g = gradients[rows.start : rows.stop].contiguous()
+        weight = scratch.take("weights", (len(rows) * out, *shape[1:]), inputs)
+        product = torch.ops.aten.convolution_backward(
+            g.view(1, -1, *g.shape[2:]), a.view(1, -1, *a.shape[2:]), weight, None,
+            geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.kernel),
+            len(rows) * geometry.groups, [False, True, False],
+        )[1]  # fmt: skip
+        add_squares(total, product.view(len(rows), *shape))
+    return total
+
+
+PAIRS = 4
+
+
+def _pairs(a: Tensor, g: Tensor) -> Tensor:
+    """Σ_n (Σ_l g_l a_l)² for (N, L, I) and (N, L, O): equal pairs once, unequal ones doubled."""
+    first, second = torch.triu_indices(a.shape[1], a.shape[1], device=a.device)
+    weight = torch.where(first == second, 1.0, 2.0).to(a.dtype)[:, None]
+    left = (g[:, first] * g[:, second] * weight).flatten(0, 1)
+    return summed_products(left, (a[:, first] * a[:, second]).flatten(0, 1))
+
+
+def _last(images: Tensor) -> Tensor:
+    """Channels last, contiguous (no copy where the tensor already is in channels-last memory)."""
+    return images.movedim(1, -1).contiguous()
+
+
+def _padded(inputs: Tensor, geometry: Geometry) -> Tensor:
+    if not any(geometry.padding):
+        return inputs
+    return F.pad(inputs, [side for pad in reversed(geometry.padding) for side in (pad, pad)])
+
+
+def _windows(
+    tap: tuple[int, ...], image: torch.Size, output: torch.Size, geometry: Geometry
+) -> tuple[list[slice] | None, list[slice]]:
+    """Where a tap falls inside the image: the input positions it reads, and the output positions it reads them for."""
+    there, here = [], []
+    for index, size, count, stride, padding, dilation in zip(
+        tap, image, output, geometry.stride, geometry.padding, geometry.dilation, strict=True
+    ):
+        offset = index * dilation - padding
+        low = max(0, -(offset // stride))  # the smallest l with l·stride + offset >= 0
+        high = min(count, (size - 1 - offset) // stride + 1)
+        if high <= low:
+            return None, []
+        start = low * stride + offset
+        there.append(slice(start, start + (high - low - 1) * stride + 1, stride))
+        here.append(slice(low, high))
+    return there, here

@@ -1,0 +1,69 @@
+"""What to send back from the logits, so that squared per-sample gradients sum to the Fisher information asked for.
+
+A pass with cotangent c_n adds (J_nᵀ c_n)² for every sample n, J_n being the Jacobian of its logits. With z the logits and p = softmax(z):
+
+- empirical   c = ∂ℓ(z, y)/∂z at the true label y; for the log-loss p − e_y.
+- expected    one pass a label k with c = √p_k (p − e_k):  Σ_k p_k (∂ log p_k)², exactly.
+- sampled     `draws` passes with k drawn from q_k ∝ p_k‖e_k − p‖² and c = √(p_k / (draws·q_k)) (p − e_k): the expected one in the mean.
+              Plain draws from p return the top label, whose gradient is nearly zero, almost every time; q draws what carries the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy
+import torch
+from torch import Tensor
+
+from expunge.errors import InputError
+from expunge.objective import Objective
+
+Cotangents = Callable[[Tensor, Tensor, Tensor], Iterator[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor a pass
+
+
+def empirical(objective: Objective) -> Cotangents:
+    def passes(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
+        outputs = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = objective.per_sample(outputs, targets)
+            (gradient,) = torch.autograd.grad(losses.sum(), outputs)
+        yield gradient
+
+    return passes
+
+
+def expected(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
+    probabilities = _probabilities(logits)
+    for label in range(probabilities.shape[1]):
+        yield _scored(probabilities, torch.full_like(targets, label), probabilities[:, label].sqrt()).to(logits.dtype)
+
+
+def sampled(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
+    """`noise` holds one uniform number a sample and draw."""
+    probabilities = _probabilities(logits)
+    weights = probabilities * (1 - 2 * probabilities + probabilities.square().sum(1, keepdim=True))
+    total = weights.sum(1, keepdim=True)
+    # A sample whose weights all vanish has no gradient at any label: any draw will do.
+    chances = torch.where(total > 0, weights / total, 1 / probabilities.shape[1])
+    edges = chances.cumsum(1)
+    for draw in noise.to(edges).unbind(1):
+        labels = torch.searchsorted(edges, draw[:, None] * edges[:, -1:], right=True).squeeze(1).clamp_(max=edges.shape[1] - 1)
+        chosen = (probabilities / chances).gather(1, labels[:, None]).squeeze(1)
+        yield _scored(probabilities, labels, (chosen / noise.shape[1]).sqrt()).to(logits.dtype)
+
+
+def uniform_noise(generator: numpy.random.Generator, samples: int, draws: int) -> Tensor:
+    """Uniform numbers in the order of the samples, so that a draw does not depend on how they are cut into batches."""
+    return torch.from_numpy(generator.random((samples, draws)))
+
+
+def _scored(probabilities: Tensor, labels: Tensor, scale: Tensor) -> Tensor:
+    """scale · (p − e_label), row by row."""
+    return (probabilities - torch.nn.functional.one_hot(labels, probabilities.shape[1])) * scale[:, None]
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    if logits.dim() != 2:
+        raise InputError("kind", "the model's own distribution needs logits of shape (N, K)", tuple(logits.shape))
+    return logits.detach().double().softmax(1)

@@ -1,0 +1,185 @@
+"""The exact diagonal of the Fisher information of any module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from expunge.artifacts import weights_digest
+from expunge.batches import Data, as_batches, batch_size, device_of, take, to_device
+from expunge.checks import check_batch, check_model
+from expunge.errors import InputError, ModelError
+from expunge.fisher import cotangents as kinds
+from expunge.fisher.batchwise import batch_squares
+from expunge.fisher.passes import closed_forms
+from expunge.fisher.samples import Squares, batched, looped
+from expunge.fisher.scratch import Scratch
+from expunge.fisher.sums import FisherSums
+from expunge.fisher.survey import Plan, survey
+from expunge.modes import in_mode, seeded
+from expunge.objective import Batch, Objective
+from expunge.progress import track
+
+KINDS = ("empirical", "expected", "sampled", "batch")
+
+
+def diagonal(
+    model: nn.Module,
+    batches: Data,
+    *,
+    kind: str = "empirical",
+    objective: Objective | None = None,
+    parameters: Iterable[str] | None = None,
+    draws: int = 1,
+    seed: int = 0,
+    progress: bool = False,
+) -> FisherSums:
+    """Σ_n (∂ log p(y_n|x_n, w) / ∂w)² for every parameter, one gradient a sample, the model in eval mode.
+
+    kind "empirical"  at the true labels (the paper's text, section "Masking with Fisher Information")
+    kind "expected"   Σ_y p(y|x_n) (∂ log p(y|x_n))², exact over all labels, one forward pass shared
+    kind "sampled"    an unbiased estimate of the expected one from `draws` backward passes, seeded, for many classes
+    kind "batch"      Departure: the released program's rule. For each label the gradient of the batch-mean loss, squared, times the
+                      batch-mean probability, one term a batch. It changes with the batch size and is not a sum over samples.
+
+    The result does not depend on the batch size or on the order of the samples beyond rounding. `parameters` names those wanted
+    (default: all with requires_grad). The model, its modes, flags, grads, hooks and the random state are left as they were.
+    """
+    if kind not in KINDS:
+        raise InputError("kind", f"must be one of {', '.join(KINDS)}", kind)
+    if draws < 1:
+        raise InputError("draws", "must be at least 1", draws)
+    objective = objective or Objective()
+    data = as_batches(batches)
+    wanted = _wanted(model, parameters)
+    digest = weights_digest(model)
+    with undisturbed(model, wanted):
+        if kind == "batch":
+            adder: _Batchwise | _Samplewise = _Batchwise(model, wanted, objective)
+        else:
+            adder = _Samplewise(model, wanted, objective, kind, draws, seed)
+        device = device_of(model)
+        for batch in track(data, f"Fisher ({kind})", total=len(data), enabled=progress):
+            check_batch(batch, "batches", objective)
+            adder.add(to_device(batch, device))
+    return FisherSums(adder.totals, adder.count, kind, digest)
+
+
+class _Totals:
+    """Float64 sums across batches: float32 ones would drift after some 10⁵ additions."""
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
+        self.model, self.parameters, self.objective = model, parameters, objective
+        self.totals = {name: torch.zeros_like(value, dtype=torch.float64, memory_format=torch.contiguous_format) for name, value in parameters.items()}
+        self.count = 0
+
+    def commit(self, squares: Squares, count: int) -> None:
+        for name, square in squares.items():
+            self.totals[name].add_(square.detach())
+        self.count += count
+
+
+class _Batchwise(_Totals):
+    def add(self, batch: Batch) -> None:
+        self.commit(batch_squares(self.model, self.parameters, batch, self.objective), 1)
+
+
+class _Samplewise(_Totals):
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, kind: str, draws: int, seed: int) -> None:
+        super().__init__(model, parameters, objective)
+        self.passes = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
+        self.draws = draws if kind == "sampled" else 0
+        self.generator = numpy.random.Generator(numpy.random.Philox(seed))
+        self.scratch = Scratch()
+        self.plan: Plan | None = None
+
+    def add(self, batch: Batch) -> None:
+        samples = batch_size(batch)
+        self.add_part(batch, kinds.uniform_noise(self.generator, samples, self.draws))
+
+    def add_part(self, batch: Batch, noise: Tensor) -> None:
+        """Add a batch, in halves where it does not fit into memory."""
+        samples = batch_size(batch)
+        try:
+            squares = self.squares(batch, noise)
+        except RuntimeError as error:
+            if samples == 1 or not _out_of_memory(error):
+                raise
+        else:
+            return self.commit(squares, samples)
+        # Outside the except block, which would keep the failed pass's tensors alive.
+        self.scratch = Scratch()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        for half in (slice(0, samples // 2), slice(samples // 2, None)):
+            self.add_part(take(batch, half), noise[half])
+
+    def squares(self, batch: Batch, noise: Tensor) -> Squares:
+        def sent(logits: Tensor) -> Sequence[Tensor]:
+            if logits.shape[:1] != (batch_size(batch),):
+                raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
+            return list(self.passes(logits.detach(), self.objective.targets(batch), noise))
+
+        if batch_size(batch) == 1:  # one sample is its own definition
+            plan = Plan(looped=list(self.parameters))
+        elif self.plan is None:
+            plan = self.plan = survey(self.model, self.parameters, batch, self.objective)
+        else:
+            plan = self.plan
+        found = closed_forms(self.model, self.parameters, plan.layouts, batch, sent, self.objective, self.scratch)
+        if found.unexpected:
+            self.revise(batch, found.unexpected)
+            return self.squares(batch, noise)
+        squares = {name: found.squares[name] for name in plan.layouts if name in found.squares}
+        for way, names in ((batched, plan.batched), (looped, plan.looped)):
+            if names:
+                squares |= way(self.model, names, batch, found.cotangents, self.objective)
+        return squares
+
+    def revise(self, batch: Batch, names: set[str]) -> None:
+        """Control flow that changes with the data: look again at this batch, and let go of closed forms that still surprise."""
+        assert self.plan is not None
+        for name in names:
+            self.plan.layouts.pop(name, None)
+            if name not in self.plan.batched and name not in self.plan.looped:
+                self.plan.looped.append(name)
+
+
+@contextmanager
+def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """The model in eval mode with gradients asked of these parameters alone; everything as it was afterwards, also when it raises."""
+    states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
+    chosen = {id(value) for value in parameters.values()}
+    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False):
+        try:
+            for value, _, _ in states:
+                value.grad = None
+                value.requires_grad_(id(value) in chosen)
+            yield
+        finally:
+            for value, flag, gradient in states:
+                value.requires_grad_(flag)
+                value.grad = gradient
+
+
+def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+    check_model(model)
+    held = dict(model.named_parameters())
+    if names is None:
+        chosen = {name: value for name, value in held.items() if value.requires_grad}
+    else:
+        asked = list(names)
+        if unknown := [name for name in asked if name not in held]:
+            raise InputError("parameters", "must be names of the model's parameters", unknown[:4])
+        chosen = {name: held[name] for name in asked}
+    if not chosen:
+        raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
+    return chosen
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error) or "not enough memory" in str(error)

@@ -1,0 +1,46 @@
+"""Which rows of a layer's output belong to which sample: learnt from two batch sizes, never assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the samples are in an output: along `dimension`, each with `frames` entries there.
+
+    `frames` > 1: the dimension holds samples × frames; sample by sample when `outer`, frame by frame when not.
+    `frames` == 0: the output has no sample dimension (a position table): it is broadcast over the batch.
+    """
+
+    dimension: int = 0
+    frames: int = 1
+    outer: bool = True
+
+    def first(self, tensor: Tensor, samples: int) -> Tensor:
+        """The same values as (samples · frames, ...), each sample's rows together."""
+        moved = tensor.movedim(self.dimension, 0) if self.dimension else tensor
+        if self.frames > 1 and not self.outer:
+            moved = moved.unflatten(0, (self.frames, samples)).transpose(0, 1).flatten(0, 1)
+        return moved
+
+    def rows(self, tensor: Tensor, samples: int) -> Tensor:
+        """The same values as (samples, frames, ...)."""
+        return self.first(tensor, samples).unflatten(0, (samples, self.frames))
+
+
+def infer(fewer: tuple[int, ...], more: tuple[int, ...], samples: int) -> list[Layout]:
+    """The layouts that fit an output of shape `fewer` for `samples` − 1 samples and `more` for `samples`, likely ones first."""
+    if len(fewer) != len(more):
+        return []
+    changed = [index for index, (few, many) in enumerate(zip(fewer, more, strict=True)) if few != many]
+    if not changed:
+        return [Layout(frames=0)]
+    if len(changed) > 1 or more[changed[0]] * (samples - 1) != fewer[changed[0]] * samples or more[changed[0]] % samples:
+        return []
+    dimension, frames = changed[0], more[changed[0]] // samples
+    if frames == 1:
+        return [Layout(dimension)]
+    return [Layout(dimension, frames), Layout(dimension, frames, outer=False)]

@@ -1,0 +1,59 @@
+"""One forward and its backward passes over a batch, parameters squared by their closed forms on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from expunge.batches import batch_size
+from expunge.fisher.interception import Interception
+from expunge.fisher.layouts import Layout
+from expunge.fisher.samples import Squares
+from expunge.fisher.scratch import Scratch
+from expunge.objective import Batch, Objective
+
+
+@dataclass
+class Pass:
+    squares: Squares
+    cotangents: Sequence[Tensor]
+    unexpected: set[str]  # used in a way the layouts do not know: the pass does not count
+
+
+def closed_forms(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    layouts: Mapping[str, Layout],
+    batch: Batch,
+    cotangents: Callable[[Tensor], Sequence[Tensor]],
+    objective: Objective,
+    scratch: Scratch,
+) -> Pass:
+    """Squares of the parameters that have a layout. Their weight gradients are never formed: a `.grad` that appears all the same
+    belongs to a parameter that was used outside the closed forms. All other parameters stand still for the pass."""
+    squares: Squares = {}
+
+    def add(name: str, total: Tensor) -> None:
+        squares[name] = squares[name].add_(total) if name in squares else total
+
+    names = {id(parameters[name]): name for name in layouts}
+    flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in layouts)
+        interception = Interception(names, layouts, batch_size(batch), scratch, add)
+        with torch.enable_grad(), interception:
+            logits = objective.outputs(model, batch)
+        sent = cotangents(logits)
+        for number, cotangent in enumerate(sent):
+            if logits.requires_grad:
+                logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent))
+        unexpected = interception.outside | {name for name in layouts if parameters[name].grad is not None}
+        return Pass(squares, sent, unexpected)
+    finally:
+        for name, parameter in parameters.items():
+            parameter.grad = None
+            parameter.requires_grad_(flags[name])

@@ -1,0 +1,72 @@
+"""Per-sample gradients by the definition: for parameters without a closed form, and to check every closed form against."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from expunge.batches import batch_size, each_tensor, take
+from expunge.fisher.rules import wide
+from expunge.fisher.scratch import chunks
+from expunge.objective import Batch, Objective
+
+Squares = dict[str, Tensor]
+
+
+def looped(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Sequence[Tensor], objective: Objective) -> Squares:
+    """One sample after the other, with plain autograd: slow and obvious. Works for whatever can be differentiated at all."""
+    parameters = dict(model.named_parameters())
+    chosen = [parameters[name] for name in names]
+    totals = {name: wide(torch.zeros_like(parameters[name])) for name in names}
+    for index, logits in enumerate(single_outputs(model, batch, objective)):
+        for number, cotangent in enumerate(cotangents):
+            gradients = torch.autograd.grad(
+                logits, chosen, cotangent[index : index + 1].to(logits.dtype), retain_graph=number + 1 < len(cotangents), allow_unused=True
+            )
+            for name, gradient in zip(names, gradients, strict=True):
+                if gradient is not None:
+                    totals[name].add_(wide(gradient.detach()).square())
+    return totals
+
+
+def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Sequence[Tensor], objective: Objective) -> Squares:
+    """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products."""
+    parameters = dict(model.named_parameters())
+    chosen = {name: parameters[name].detach() for name in names}
+    stacked = torch.stack(list(cotangents), 1)  # (N, passes, ...)
+
+    def one(sample: Batch, rows: Tensor) -> dict[str, Tensor]:
+        def outputs(values: dict[str, Tensor]) -> Tensor:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return functional_call(model, values, args, kwargs)
+
+            return objective.outputs(call, each_tensor(sample, lambda tensor: tensor[None]))[0]
+
+        logits, pull = vjp(outputs, chosen)
+        (gradients,) = vmap(pull)(rows.to(logits.dtype))
+        return {name: wide(gradient).square().sum(0) for name, gradient in gradients.items()}
+
+    totals = {name: wide(torch.zeros_like(value)) for name, value in chosen.items()}
+    size = len(cotangents) * sum(value.numel() for value in chosen.values())
+    widest = max((value for value in chosen.values()), key=lambda value: value.element_size())
+    for rows in chunks(batch_size(batch), max(1, size // 16), widest):  # vmap gains from many samples: a wider budget
+        cut = slice(rows.start, rows.stop)
+        for name, squares in vmap(one)(take(batch, cut), stacked[cut]).items():
+            totals[name].add_(squares.sum(0))
+    return totals
+
+
+def single_outputs(model: nn.Module, batch: Batch, objective: Objective) -> Iterator[Tensor]:
+    for index in range(batch_size(batch)):
+        yield objective.outputs(model, take(batch, slice(index, index + 1)))
+
+
+def relative_error(found: Tensor, reference: Tensor) -> float:
+    """max |found − reference| / max |reference|; 0 where both vanish."""
+    difference, size = (float(tensor.detach().abs().amax()) if tensor.numel() else 0.0 for tensor in (found - reference, reference))
+    return difference / size if size else (math.inf if difference else 0.0)

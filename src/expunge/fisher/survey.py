@@ -1,0 +1,131 @@
+"""Which way each parameter goes, found out on two samples and checked there against the definition.
+
+A closed form is used for a parameter only if, on the first samples of the data, it gives what one backward pass a sample gives.
+What has no closed form, or fails the check (shared weights, modules called twice, tables indexed by hand), goes by torch.func, and
+what that cannot do, one sample after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from expunge.batches import batch_size, take
+from expunge.errors import ModelError
+from expunge.fisher.interception import Interception
+from expunge.fisher.layouts import Layout, infer
+from expunge.fisher.passes import closed_forms
+from expunge.fisher.samples import Squares, batched, looped, relative_error, single_outputs
+from expunge.fisher.scratch import Scratch
+from expunge.objective import Batch, Objective
+
+PROBE = 2  # samples: one and two of them tell where the samples are; two gradients tell sums of squares from squares of sums
+
+
+@dataclass
+class Plan:
+    """How each parameter's squares are formed."""
+
+    layouts: dict[str, Layout] = field(default_factory=dict)  # by closed form
+    batched: list[str] = field(default_factory=list)  # by torch.func
+    looped: list[str] = field(default_factory=list)  # one sample at a time
+
+
+def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
+    """A plan for these parameters, from the first samples of a batch of at least two."""
+    probe = take(batch, slice(0, PROBE))
+    cotangent = _random_cotangent(model, probe, objective)
+    reference = looped(model, list(parameters), probe, [cotangent], objective)
+    choices, bare = _choices(model, parameters, probe, objective)
+    while choices:
+        layouts = {name: found[0] for name, found in choices.items()}
+        wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, objective)
+        if wrong is None:  # the pass itself failed: a lifted parameter met an operation that needs its true shape
+            wrong = bare & set(choices) or set(choices)
+        if not wrong:
+            break
+        choices = {name: found[name in wrong :] for name, found in choices.items() if found[name in wrong :]}
+    plan = Plan({name: found[0] for name, found in choices.items()})
+    rest = [name for name in parameters if name not in plan.layouts]
+    if rest:
+        try:
+            found = batched(model, rest, probe, [cotangent], objective)
+        except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
+            found = {}
+        plan.batched = [name for name in rest if name in found and _agree(found[name], reference[name])]
+        plan.looped = [name for name in rest if name not in plan.batched]
+    return plan
+
+
+def _random_cotangent(model: nn.Module, probe: Batch, objective: Objective) -> Tensor:
+    """Random rather than the loss's own, which vanishes on well-fitted samples. Checks on the way that samples stand alone."""
+    with torch.no_grad():
+        together = objective.outputs(model, probe)
+        alone = torch.cat(list(single_outputs(model, probe, objective)))
+    if together.shape != alone.shape or not relative_error(together, alone) < tolerance(together):
+        raise ModelError(
+            "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
+            "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
+        )
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(together.shape, generator=generator, dtype=torch.float64).to(together.device, together.dtype)
+
+
+def _choices(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective
+) -> tuple[dict[str, list[Layout]], set[str]]:
+    """The layouts to try for each parameter that might have a closed form, and which of these are bare."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    seen = []
+    for count in (PROBE - 1, PROBE):
+        interception = Interception(names, None, count, Scratch(), lambda name, total: None)
+        with torch.no_grad(), interception:
+            objective.outputs(model, take(probe, slice(0, count)))
+        seen.append(interception)
+    fewer, more = seen
+    choices, bare = {}, set()
+    for name, shape in more.shapes.items():
+        if name in more.outside or more.uses[name] > 1 or name not in fewer.shapes:
+            continue
+        before = fewer.shapes[name]
+        found = [Layout()] if shape is None or before is None else infer(before, shape, PROBE)
+        if found:
+            choices[name] = found
+        if shape is None:
+            bare.add(name)
+    return choices, bare
+
+
+def _wrong(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    layouts: Mapping[str, Layout],
+    probe: Batch,
+    cotangent: Tensor,
+    reference: Squares,
+    objective: Objective,
+) -> set[str] | None:
+    """The names whose closed form does not give the reference on the probe; None where the pass cannot be made at all."""
+    try:
+        found = closed_forms(model, parameters, layouts, probe, lambda logits: [cotangent], objective, Scratch())
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+        return None
+    agreed = {name for name in layouts if name not in found.unexpected and _agree(found.squares.get(name), reference[name])}
+    return set(layouts) - agreed
+
+
+def _agree(found: Tensor | None, reference: Tensor) -> bool:
+    if found is None:
+        return not bool(reference.any())
+    return found.shape == reference.shape and relative_error(found, reference) < tolerance(reference)
+
+
+def tolerance(tensor: Tensor) -> float:
+    """How far two sound computations may be apart; a wrong layout or a square of sums is off by a good part of the whole."""
+    if tensor.dtype == torch.float64:
+        return 1e-6
+    coarse = tensor.dtype != torch.float32 or torch.is_autocast_enabled(tensor.device.type) or (tensor.is_cuda and torch.backends.cudnn.allow_tf32)
+    return 0.15 if coarse else 1e-2

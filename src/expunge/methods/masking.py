@@ -1,0 +1,126 @@
+"""Set weights to zero, then fine-tune: chosen by Fisher information, at random, or the classifier's row of a class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from expunge import fisher, heads, masks, scores
+from expunge.batches import Data
+from expunge.errors import InputError
+from expunge.fisher import FisherSums
+from expunge.masks import Granularity, Scope, Which
+from expunge.methods.run import Run, mask_and_tune, needs_remain
+from expunge.patches import Patch
+from expunge.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class FisherMask:
+    """Zero the share `ratio` of weights that matter most to the forget data and least to the remain data, then fine-tune.
+
+    score_j = F_f,j − F_r,j with F_j = Σ_i (∂ log p(y_i|x_i, w) / ∂w_j)²; M = the top R of the scores (section Masking with Fisher
+    Information). `remain_weight` λ weighs means instead of sums: F̄_f − λ·F̄_r. Without remain data (and then without `tuning`)
+    the forget term stands alone.
+
+    Departures: the released program squares batch gradients, masks whole kernels and the classifier too: `as_released()`.
+    """
+
+    ratio: float = 0.02
+    kind: Literal["empirical", "expected", "sampled", "batch"] = "empirical"
+    remain_weight: float | None = None
+    granularity: Granularity = "element"
+    scope: Scope = "global"
+    which: Which = "all"
+    include_head: bool = False
+    tuning: Tuning | None = Tuning()
+
+    def __post_init__(self) -> None:
+        _check_ratio(self.ratio)
+
+    @classmethod
+    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> FisherMask:
+        """The settings of the authors' released program."""
+        return cls(ratio, "batch", remain_weight=1, granularity="kernel", which="weights", include_head=True, tuning=tuning)
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
+        if self.tuning is not None:
+            needs_remain(remain, "FisherMask with tuning")
+        allowed = _allowed(model, forget, run, self.include_head, self.which)
+
+        def measure(data: Data, argument: str) -> FisherSums:
+            return fisher.diagonal(
+                model, run.batches(data, argument), kind=self.kind, objective=run.objective, parameters=allowed, progress=run.progress
+            )
+
+        remain_sums = None if remain is None else measure(remain, "remain")
+        score = scores.fisher_difference(measure(forget, "forget"), remain_sums, self.remain_weight)
+        mask = masks.select(score, self.ratio, self.granularity, self.scope, allowed)
+        return mask_and_tune(model, mask, remain, self.tuning, run)
+
+
+@dataclass(frozen=True)
+class RandomMask:
+    """Zero weights drawn at random, the share `ratio` of them, then fine-tune (section Baselines).
+
+    Departures: the released program draws whole output channels with their BatchNorm, and rows of the classifier.
+    """
+
+    ratio: float = 0.02
+    granularity: Granularity = "element"
+    scope: Scope = "global"
+    which: Which = "all"
+    include_head: bool = False
+    seed: int = 0
+    tuning: Tuning | None = Tuning()
+
+    def __post_init__(self) -> None:
+        _check_ratio(self.ratio)
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
+        if self.tuning is not None:
+            needs_remain(remain, "RandomMask with tuning")
+        allowed = _allowed(model, forget, run, self.include_head, self.which)
+        mask = masks.select(scores.random(model, self.seed), self.ratio, self.granularity, self.scope, allowed)
+        return mask_and_tune(model, mask, remain, self.tuning, run)
+
+
+@dataclass(frozen=True)
+class MaskClassifier:
+    """Zero the classifier's row of one class: forget accuracy falls, and nothing inside the network has been forgotten.
+
+    A control, not a method: what a score cannot tell from unlearning. `label` None: the single label of the forget set.
+    """
+
+    label: int | None = None
+    tuning: Tuning | None = None
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
+        if self.tuning is not None:
+            needs_remain(remain, "MaskClassifier with tuning")
+        label = self.label
+        if label is None:
+            label = _single_label(run.objective.targets(batch) for batch in run.batches(forget, "forget"))
+        mask = heads.class_rows(model, run.head_of(model, forget), label)
+        return mask_and_tune(model, mask, remain, self.tuning, run)
+
+
+def _allowed(model: nn.Module, forget: Data, run: Run, include_head: bool, which: Which) -> tuple[str, ...]:
+    head = () if include_head else run.head_of(model, forget)
+    return masks.candidates(model, head, include_head, which)
+
+
+def _single_label(targets: Iterable[Tensor]) -> int:
+    labels = torch.unique(torch.cat([each.detach().flatten().cpu() for each in targets])).tolist()
+    if len(labels) != 1:
+        raise InputError("label", "must be given where the forget set holds several labels", labels)
+    return int(labels[0])
+
+
+def _check_ratio(ratio: float) -> None:
+    if not 0 <= ratio < 1:
+        raise InputError("ratio", "must be in [0, 1)", ratio)

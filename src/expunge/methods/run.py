@@ -1,0 +1,63 @@
+"""What a method is told beside its settings, and what every method ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from expunge import heads, tuning
+from expunge.batches import Batches, Data, as_batches
+from expunge.checks import screened
+from expunge.errors import InputError
+from expunge.objective import Objective
+from expunge.patches import Patch
+from expunge.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class Run:
+    """`head` names the classifier's parameters (None: found from the graph); `batch_size` is for measuring, a `Tuning` has its own."""
+
+    objective: Objective = Objective()
+    head: tuple[str, ...] | None = None
+    batch_size: int = 128
+    progress: bool = False
+    after_epoch: Callable[[int], None] = lambda epoch: None
+
+    def batches(self, data: Data, argument: str) -> Batches:
+        """Batches to measure with, looked at as they are read."""
+        return screened(as_batches(data, argument, self.batch_size), argument, self.objective)
+
+    def head_of(self, model: nn.Module, data: Data) -> tuple[str, ...]:
+        if self.head is not None:
+            return self.head
+        return heads.find(model, next(iter(self.batches(data, "forget"))), self.objective)
+
+
+class Method(Protocol):
+    """Settings that can be called: changes the given model, and returns what was masked, if anything was."""
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None: ...
+
+
+def needs_remain(remain: Data | None, why: str) -> None:
+    if remain is None:
+        raise InputError("remain", f"{why} needs the data to keep", "None")
+
+
+def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Run, mask: Mapping[str, Tensor] | None = None) -> None:
+    """Fine-tune on the remain data, epoch 0 being the model as it is handed over (section Fine-Tuning)."""
+    run.after_epoch(0)
+    if settings is not None:
+        tuning.train(model, remain, settings, run.objective, mask, run.after_epoch, run.progress)
+
+
+def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:
+    """Set the masked weights to zero, then fine-tune."""
+    patch = Patch.zeroing(model, mask)
+    patch.apply(model)
+    tune(model, remain, settings, run, mask)
+    return patch

@@ -1,0 +1,77 @@
+"""Forget by training on the remain data: from the weights as they are, or from fresh ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from expunge.batches import Data, device_of
+from expunge.errors import InputError, ModelError
+from expunge.methods.run import Run, needs_remain, tune
+from expunge.modes import seeded
+from expunge.tuning import Steps, Tuning
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Fine-tune the trained network on the remain data, nothing else (section Baselines)."""
+
+    tuning: Tuning = Tuning()
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
+        needs_remain(remain, "Finetune")
+        tune(model, remain, self.tuning, run)
+
+
+@dataclass(frozen=True)
+class Retrain:
+    """Train fresh weights on the remain data: what unlearning is measured against.
+
+    `fresh` builds the network with new weights; without it every module's own `reset_parameters` is called. Frozen parameters
+    (`requires_grad=False`) stay: they were not learnt from the data.
+    """
+
+    tuning: Tuning = Tuning(schedule=Steps())
+    fresh: Callable[[], nn.Module] | None = None
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
+        needs_remain(remain, "Retrain")
+        frozen = [(parameter, parameter.detach().clone()) for parameter in model.parameters() if not parameter.requires_grad]
+        with seeded(self.tuning.seed, device_of(model)):
+            if self.fresh is None:
+                reset(model)
+            else:
+                _take_over(model, self.fresh())
+        with torch.no_grad():
+            for parameter, value in frozen:
+                parameter.copy_(value)
+        tune(model, remain, self.tuning, run)
+
+
+def reset(model: nn.Module) -> None:
+    """Fresh weights for every module, inner modules first, as they were built; modules frozen as a whole are left alone."""
+    renewals, unknown = [], []
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own and not any(parameter.requires_grad for parameter in own):
+            continue
+        # Attention and transformers of torch name it with an underscore.
+        renew = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if renew is not None:
+            renewals.append(renew)
+        elif own:
+            unknown.append(name or "the model itself")
+    if unknown:
+        raise ModelError(f"model: Retrain needs reset_parameters on every module with parameters, or `fresh`; missing in {', '.join(unknown)}")
+    for renew in reversed(renewals):
+        renew()
+
+
+def _take_over(model: nn.Module, fresh: nn.Module) -> None:
+    try:
+        model.load_state_dict(fresh.state_dict())
+    except RuntimeError as error:
+        raise InputError("fresh", "must build a network with the same parameters", str(error).splitlines()[-1].strip()) from error

@@ -1,0 +1,45 @@
+"""How often a model is right, and the paper's one number for an unlearning."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from expunge.batches import Data, as_batches, device_of, to_device
+from expunge.errors import InputError
+from expunge.modes import in_mode, seeded
+from expunge.objective import Objective, check_labels
+
+IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
+
+
+def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), batch_size: int = 128) -> float:
+    """The fraction of labels that are the largest logit, in eval mode.
+
+    Logits may be (N, K) or (N, K, positions...); the model's modes and all random numbers are afterwards as they were.
+    """
+    device = device_of(model)
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    counted = torch.zeros((), dtype=torch.int64, device=device)
+    with seeded(0, device), in_mode(model, training=False), torch.inference_mode():
+        for batch in as_batches(data, "data", batch_size):
+            held = to_device(batch, device)
+            logits, targets = objective.outputs(model, held), objective.targets(held)
+            if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
+                found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
+                raise InputError("data", "accuracy needs one integer label for each row of logits", found)
+            check_labels(logits, targets)
+            valid = targets != IGNORED
+            right += ((logits.argmax(1) == targets) & valid).sum()
+            counted += valid.sum()
+    if int(counted) == 0:
+        raise InputError("data", "must hold at least one label")
+    return int(right) / int(counted)
+
+
+def unlearn_score(remain_accuracy: float, forget_accuracy: float) -> float:
+    """remain / (1 + forget), both as fractions: 1 if and only if all is kept and nothing is left (section Evaluation)."""
+    for argument, value in (("remain_accuracy", remain_accuracy), ("forget_accuracy", forget_accuracy)):
+        if not 0 <= value <= 1:
+            raise InputError(argument, "must be a fraction in [0, 1]", value)
+    return remain_accuracy / (1 + forget_accuracy)

@@ -1,0 +1,94 @@
+"""How a batch becomes logits, targets and one loss a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expunge.errors import InputError
+
+Batch = Any  # (inputs..., targets) as a tuple or list, or a mapping with a label key; anything, with an Objective of one's own
+LABEL_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+def model_outputs(model: Callable[..., Any], batch: Batch) -> Tensor:
+    """Call the model with everything but the targets, and take the logits out of what it returns."""
+    if isinstance(batch, Mapping):
+        key = _label_key(batch)
+        output = model(**{name: value for name, value in batch.items() if name != key})
+    else:
+        output = model(*_pair(batch)[:-1])
+    if isinstance(output, Tensor):
+        return output
+    logits = getattr(output, "logits", None)
+    if logits is None and isinstance(output, Mapping):
+        logits = output.get("logits")
+    if logits is None and isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
+        logits = output[0]
+    if not isinstance(logits, Tensor):
+        raise InputError("objective", "the model must return logits as a tensor, .logits or ['logits']", type(output).__name__)
+    return logits
+
+
+def batch_targets(batch: Batch) -> Tensor:
+    """The last entry of a tuple, or the label key of a mapping."""
+    targets = batch[_label_key(batch)] if isinstance(batch, Mapping) else _pair(batch)[-1]
+    if not isinstance(targets, Tensor):
+        raise InputError("batches", "targets must be a tensor", type(targets).__name__)
+    return targets
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """−log p(y|x) of each sample, summed over its positions where logits are (N, K, ...)."""
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    losses = torch.nn.functional.cross_entropy(wide, targets, reduction="none")
+    return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+
+
+def check_labels(logits: Tensor, targets: Tensor) -> None:
+    """Integer labels must name an output of the head (on CUDA the kernel would otherwise abort the process)."""
+    if targets.is_floating_point() or logits.dim() < 2 or targets.numel() == 0:
+        return
+    if targets.dtype != torch.int64:
+        raise InputError("batches", "integer targets must be int64", targets.dtype)
+    low, high = (int(value) for value in torch.aminmax(targets[targets != -100] if logits.dim() > 2 else targets))
+    if low < 0 or high >= logits.shape[1]:
+        raise InputError("batches", f"labels must be in [0, {logits.shape[1]}), the outputs of the head", low if low < 0 else high)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Three functions that connect any model and any batch; each can be replaced by one's own.
+
+    `losses(logits, targets)` must return one loss a sample, shape (N,): the negative log-likelihood.
+    """
+
+    outputs: Callable[[Callable[..., Any], Batch], Tensor] = model_outputs
+    targets: Callable[[Batch], Tensor] = batch_targets
+    losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+
+    def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The losses, checked: one finite-shaped value a sample, labels inside the head."""
+        if self.losses is cross_entropy:
+            check_labels(logits, targets)
+        losses = self.losses(logits, targets)
+        if losses.shape != logits.shape[:1]:
+            raise InputError("objective.losses", f"must return one loss a sample, shape {tuple(logits.shape[:1])}", tuple(losses.shape))
+        return losses
+
+
+def _label_key(batch: Mapping[str, Any]) -> str:
+    for key in LABEL_KEYS:
+        if key in batch:
+            return key
+    raise InputError("batches", f"a mapping needs one of the keys {', '.join(LABEL_KEYS)}", sorted(map(str, batch)))
+
+
+def _pair(batch: Batch) -> Sequence[Any]:
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise InputError("batches", "a batch must be (inputs, targets) or a mapping of tensors", type(batch).__name__)
+    return batch

@@ -1,0 +1,101 @@
+"""What to mask: one score a weight, the largest are masked first."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from expunge.errors import InputError
+
+if TYPE_CHECKING:
+    from expunge.fisher.sums import FisherSums
+
+Score = dict[str, Tensor]  # parameter name -> float64 tensor of the parameter's shape
+
+RATIO_GUARD = 1e-8  # of the mean remain Fisher: far below what a living weight has, far above what rounding leaves in a dead one
+
+
+def fisher_difference(forget: FisherSums, remain: FisherSums | None = None, remain_weight: float | None = None) -> Score:
+    """Weights that matter to the forget samples more than to the remain samples.
+
+    s_j = F̄_f,j − λ·F̄_r,j, with F̄ the mean over each set; without `remain` the forget term alone.
+
+    Paper: M is the top R of F_f,jj − F_r,jj, sums over each set ("the factor |D| is dropped"). That is the default, λ = n_r/n_f, times n_f:
+    the same ranking, here in the unit of every other λ.
+    Departures: the released program subtracts averages (λ = 1), of squared batch gradients.
+    """
+    _check_count("forget", forget)
+    if remain is None:
+        if remain_weight is not None:
+            raise InputError("remain_weight", "needs `remain`", remain_weight)
+        return {name: forget_mean.double() for name, forget_mean in forget.mean().items()}
+    _check_count("remain", remain)
+    forget.check_compatible(remain)
+    if remain_weight is None:
+        # Subtracted as sums, so that the ranking is the paper's to the last bit and not up to the rounding of n_r/n_f.
+        return {name: (forget_sum.double() - remain.sums[name].double()) / forget.count for name, forget_sum in forget.sums.items()}
+    if isinstance(remain_weight, bool) or not isinstance(remain_weight, Real) or not 0 <= remain_weight < math.inf:
+        raise InputError("remain_weight", "must be a finite number of at least 0", remain_weight)
+    remain_means = remain.mean()
+    return {name: forget_mean.double() - float(remain_weight) * remain_means[name].double() for name, forget_mean in forget.mean().items()}
+
+
+def fisher_ratio(forget: FisherSums, remain: FisherSums) -> Score:
+    """Weights by how many times more they matter to the forget samples.
+
+    s_j = F̄_f,j / (F̄_r,j + ε),  ε = 1e-8 · mean_k F̄_r,k
+
+    ε follows the scale of the Fisher information: a loss times a constant changes no score, and a weight dead on both sets (0/0) scores
+    0. Where the whole of F̄_r is zero, ε is the mean of F̄_f and the ranking that of F̄_f. Every score is finite.
+
+    Paper: the terms (F_f,jj / F_r,jj)² of the bound in the proposition on linear regression (eq. "upperbound").
+    Departures: the paper masks by the difference; the ratio is the quantity its bound contains.
+    """
+    _check_count("forget", forget)
+    _check_count("remain", remain)
+    forget.check_compatible(remain)
+    # Sums got by subtraction (all − forget) can be below zero by a rounding error, and a denominator must not.
+    forget_means = {name: tensor.double().clamp_min(0) for name, tensor in forget.mean().items()}
+    remain_means = {name: tensor.double().clamp_min(0) for name, tensor in remain.mean().items()}
+    guard = RATIO_GUARD * _grand_mean(remain_means) or _grand_mean(forget_means) or 1.0
+    largest = torch.finfo(torch.float64).max
+    return {name: (forget_mean / (remain_means[name] + guard)).clamp_max(largest) for name, forget_mean in forget_means.items()}
+
+
+def random(parameters: nn.Module | Mapping[str, Sequence[int]], seed: int) -> Score:
+    """Uniform scores in [0, 1), for a model or a mapping of names to shapes: the control every choice of weights is compared to.
+
+    Each parameter has a generator of its own, seeded by (seed, name): its scores are the same whatever the device, and whichever other
+    parameters are asked for. The global generators are left alone; the scores are on the CPU.
+
+    Paper: RandomMask.
+    Departures: the released program draws whole output channels and their BatchNorm: `masks.select(..., granularity="channel")`.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise InputError("seed", "must be an integer", seed)
+    if isinstance(parameters, nn.Module):
+        shapes: Mapping[str, Sequence[int]] = {name: parameter.shape for name, parameter in parameters.named_parameters()}
+    else:
+        shapes = parameters
+    return {name: torch.rand(tuple(shape), generator=_generator(int(seed), name), dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}|{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def _grand_mean(means: Mapping[str, Tensor]) -> float:
+    """The mean over all weights; `fsum`, so that the order of the parameters does not matter."""
+    return math.fsum(float(tensor.sum()) for tensor in means.values()) / max(sum(tensor.numel() for tensor in means.values()), 1)
+
+
+def _check_count(argument: str, sums: FisherSums) -> None:
+    if sums.count < 1:
+        raise InputError(argument, "must be sums over at least one sample", sums.count)

@@ -1,0 +1,124 @@
+"""One call from a trained model and the samples to forget to a new model; the caller's is never touched."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from expunge.batches import Batches, Data, as_batches, device_of, to_device
+from expunge.checks import check_disjoint, check_model, screened
+from expunge.errors import InputError, ModelError
+from expunge.methods import FisherMask, Method, Run
+from expunge.metrics import accuracy, unlearn_score
+from expunge.modes import in_mode, seeded
+from expunge.objective import Objective, check_labels, cross_entropy
+from expunge.patches import Patch
+
+
+@dataclass(frozen=True)
+class Record:
+    """The model after an epoch (0: after masking, before any training); accuracies are fractions."""
+
+    epoch: int
+    accuracies: Mapping[str, float]
+    unlearn_score: float | None
+    seconds: float  # of work so far; the time spent on measuring accuracies is left out
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The new model, what was masked in it (None where nothing was), and how it went.
+
+    `patch` undoes the masking; what fine-tuning changed afterwards it does not.
+    """
+
+    model: nn.Module
+    patch: Patch | None
+    history: list[Record]
+    seconds: float
+    method: Method
+
+
+def unlearn(
+    model: nn.Module,
+    forget: Data,
+    remain: Data | None = None,
+    method: Method = FisherMask(),
+    *,
+    objective: Objective = Objective(),
+    head: tuple[str, ...] | None = None,
+    watch: Mapping[str, Data] | None = None,
+    batch_size: int = 128,
+    progress: bool = False,
+) -> Outcome:
+    """Make a copy of the model forget.
+
+    Data are datasets, loaders or iterables of batches, (x, y) or mappings. `watch` names the data whose accuracies are recorded after
+    every epoch; None: the remain and the forget data, {}: nothing. `head` names the classifier's parameters where they cannot be found
+    from the graph. `batch_size` cuts datasets for measuring; training has its own, in the method's `Tuning`.
+
+    The caller's weights, modes, flags, gradients and random states are as they were, also when this raises.
+    """
+    check_model(model)
+    if not callable(method) or isinstance(method, type):
+        raise InputError("method", "must be a method with its settings, such as FisherMask()", repr(method))
+    if remain is not None:
+        check_disjoint(forget, remain)
+    with seeded(0, device_of(model)):
+        forget = _kept(forget, "forget", batch_size)
+        remain = None if remain is None else _kept(remain, "remain", batch_size)
+        watched = {"remain": remain, "forget": forget} if watch is None else watch
+        kept = {name: as_batches(data, f"watch[{name!r}]", batch_size) for name, data in watched.items() if data is not None}
+        changed = copy.deepcopy(model)
+        changed.zero_grad(set_to_none=True)
+        _check_forget(changed, forget, objective, batch_size)
+        history = _History(lambda data: accuracy(changed, data, objective, batch_size), kept)
+        patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, history.record))
+        changed.zero_grad(set_to_none=True)
+    return Outcome(changed, patch, history.records, history.worked(), method)
+
+
+class _History:
+    """Records with a clock that stands still while accuracies are measured."""
+
+    def __init__(self, measure: Callable[[Batches], float], watched: Mapping[str, Batches]) -> None:
+        self.measure, self.watched = measure, watched
+        self.records: list[Record] = []
+        self.started = time.perf_counter()
+        self.measuring = 0.0
+
+    def worked(self) -> float:
+        return time.perf_counter() - self.started - self.measuring
+
+    def record(self, epoch: int) -> None:
+        seconds, paused = self.worked(), time.perf_counter()
+        found = {name: self.measure(data) for name, data in self.watched.items()}
+        score = unlearn_score(found["remain"], found["forget"]) if {"remain", "forget"} <= found.keys() else None
+        self.records.append(Record(epoch, found, score, seconds))
+        self.measuring += time.perf_counter() - paused
+
+
+def _kept(data: Data, argument: str, batch_size: int) -> Data:
+    """Data that can be read again: an iterator can be read only once, so its batches are kept."""
+    batches = as_batches(data, argument, batch_size)
+    return batches if isinstance(data, Iterator) else data
+
+
+def _check_forget(model: nn.Module, forget: Data, objective: Objective, batch_size: int) -> None:
+    """Read the forget data once, before anything is done: they are few, and a mistake in them costs the most."""
+    device, logits = device_of(model), None
+    with in_mode(model, training=False), torch.no_grad():
+        for batch in screened(as_batches(forget, "forget", batch_size), "forget", objective):
+            held: Any = to_device(batch, device)
+            if logits is None:
+                logits = objective.outputs(model, held)
+                if not torch.isfinite(logits).all():
+                    raise ModelError("model: its outputs on the forget data must be finite")
+            if objective.losses is cross_entropy:
+                check_labels(logits, objective.targets(held))

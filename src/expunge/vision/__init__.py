@@ -1,0 +1,1 @@
+"""Networks, data and scenarios for images."""

@@ -1,0 +1,52 @@
+"""One quick setting of every method, a small model and small data. A new method joins the conformance suite by one entry here."""
+
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+from expunge.methods import Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
+from expunge.tuning import Constant, Steps, Tuning, replay
+
+QUICK = Tuning(replay(Steps(), epochs=2), batch_size=16)
+
+CASES = {
+    "fisher-mask": lambda tuning=QUICK: FisherMask(ratio=0.1, tuning=tuning),
+    "random-mask": lambda tuning=QUICK: RandomMask(ratio=0.1, tuning=tuning),
+    "mask-classifier": lambda tuning=None: MaskClassifier(tuning=tuning),
+    "finetune": lambda tuning=QUICK: Finetune(tuning),
+    "retrain": lambda tuning=QUICK: Retrain(tuning),
+}
+
+WITHOUT_TUNING = ("fisher-mask", "random-mask", "mask-classifier")  # work on the forget data alone where there is no fine-tuning
+
+LONGER = Tuning(Constant(0.05, 4), batch_size=16)
+
+
+def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Convolution, BatchNorm, dropout, a head; one frozen vector, a gradient left by the caller, mixed modes."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        network = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)
+        ).to(dtype)
+        network(torch.randn(32, 1, 4, 4, dtype=dtype)).square().mean().backward()
+    network[0].bias.requires_grad_(False)
+    network[1].eval()
+    return network
+
+
+def dataset(dtype: torch.dtype = torch.float32) -> TensorDataset:
+    """48 images of three classes that can be told apart."""
+    generator = torch.Generator().manual_seed(5)
+    labels = torch.arange(48) % 3
+    images = torch.randn(48, 1, 4, 4, generator=generator)
+    images[:, 0, 0, :3] += 3 * nn.functional.one_hot(labels, 3)
+    return TensorDataset(images.to(dtype), labels)
+
+
+def forget(dtype: torch.dtype = torch.float32) -> Subset:
+    return Subset(dataset(dtype), [row for row in range(48) if row % 3 == 0])
+
+
+def remain(dtype: torch.dtype = torch.float32) -> Subset:
+    return Subset(dataset(dtype), [row for row in range(48) if row % 3 != 0])

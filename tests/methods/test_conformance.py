@@ -1,0 +1,117 @@
+"""One suite for all methods: see cases.py to let another join."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from expunge.errors import InputError
+from expunge.methods import METHODS
+from expunge.unlearning import unlearn
+from tests.methods import cases, properties
+from tests.methods.cases import CASES
+
+every_method = pytest.mark.parametrize("name", CASES)
+
+
+def test_every_method_is_here():
+    assert CASES.keys() == METHODS.keys()
+    assert all(type(case()) is METHODS[name] for name, case in CASES.items())
+
+
+@every_method
+def test_settings_are_frozen_and_comparable(name):
+    method = CASES[name]()
+    assert dataclasses.is_dataclass(method) and method == CASES[name]() and hash(method) == hash(CASES[name]())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.tuning = None
+
+
+@every_method
+def test_the_callers_model_is_untouched(name):
+    model = cases.model()
+    with properties.assert_untouched(model):
+        outcome = unlearn(model, cases.forget(), cases.remain(), CASES[name]())
+    assert outcome.model is not model
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), outcome.model.parameters(), strict=True))
+
+
+@every_method
+def test_the_callers_model_is_untouched_when_it_fails(name):
+    model, broken = cases.model(), cases.dataset()
+    broken.tensors[0][4] = float("inf")
+    with properties.assert_untouched(model), pytest.raises(InputError, match="finite"):
+        unlearn(model, cases.forget(), broken, CASES[name](cases.QUICK))
+
+
+@every_method
+def test_form_is_kept_and_all_is_finite(name):
+    model = cases.model()
+    outcome = unlearn(model, cases.forget(), cases.remain(), CASES[name]())
+    properties.assert_same_form(model, outcome.model)
+    properties.assert_finite(outcome.model)
+    assert all(parameter.grad is None for parameter in outcome.model.parameters())
+    assert torch.equal(model[0].bias, outcome.model[0].bias)  # frozen
+
+
+@every_method
+def test_float64_stays_float64(name):
+    model = cases.model(torch.float64)
+    outcome = unlearn(model, cases.forget(torch.float64), cases.remain(torch.float64), CASES[name]())
+    properties.assert_same_form(model, outcome.model)
+
+
+@every_method
+def test_the_same_seed_gives_the_same_weights(name):
+    first = unlearn(cases.model(), cases.forget(), cases.remain(), CASES[name]())
+    torch.rand(7)
+    second = unlearn(cases.model(), cases.forget(), cases.remain(), CASES[name]())
+    properties.assert_same_weights(first.model.state_dict(), second.model.state_dict())
+
+
+@every_method
+def test_one_sample_can_be_forgotten(name):
+    properties.assert_finite(unlearn(cases.model(), Subset(cases.dataset(), [0]), cases.remain(), CASES[name]()).model)
+
+
+@every_method
+def test_one_shot_iterators_give_what_lists_give(name):
+    forget, remain = list(DataLoader(cases.forget(), batch_size=16)), list(DataLoader(cases.remain(), batch_size=16))
+    listed = unlearn(cases.model(), forget, remain, CASES[name]())
+    iterated = unlearn(cases.model(), iter(forget), (batch for batch in remain), CASES[name]())
+    properties.assert_same_weights(listed.model.state_dict(), iterated.model.state_dict())
+    assert [record.accuracies for record in listed.history] == [record.accuracies for record in iterated.history]
+
+
+@every_method
+def test_history_has_a_record_before_and_after_every_epoch(name):
+    outcome = unlearn(cases.model(), cases.forget(), cases.remain(), CASES[name](cases.QUICK))
+    assert [record.epoch for record in outcome.history] == [0, 1, 2]
+    assert all(set(record.accuracies) == {"remain", "forget"} for record in outcome.history)
+    assert [record.seconds for record in outcome.history] == sorted(record.seconds for record in outcome.history)
+    assert outcome.history[-1].seconds <= outcome.seconds
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "ratio" in {field.name for field in dataclasses.fields(method)}])
+def test_ratio_zero_is_the_identity(name):
+    model = cases.model()
+    method = dataclasses.replace(CASES[name](None), ratio=0.0)
+    outcome = unlearn(model, cases.forget(), cases.remain(), method)
+    properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
+    assert len(outcome.patch) == 0
+
+
+@pytest.mark.parametrize("name", cases.WITHOUT_TUNING)
+def test_the_patch_undoes_the_masking(name):
+    model = cases.model()
+    outcome = unlearn(model, cases.forget(), method=CASES[name](None))
+    assert len(outcome.patch) > 0
+    outcome.patch.revert(outcome.model)
+    properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
+
+
+@every_method
+def test_training_without_remain_data_is_refused(name):
+    with pytest.raises(InputError, match="^remain: .* needs the data to keep"):
+        unlearn(cases.model(), cases.forget(), None, CASES[name](cases.QUICK))

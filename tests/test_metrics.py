@@ -1,0 +1,71 @@
+"""Accuracy against a loop over samples, and the unlearn score's properties."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from expunge.errors import InputError
+from expunge.metrics import accuracy, unlearn_score
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.9), nn.Linear(8, 4))
+
+
+def data(samples: int = 37) -> TensorDataset:
+    generator = torch.Generator().manual_seed(2)
+    return TensorDataset(torch.randn(samples, 5, generator=generator), torch.randint(4, (samples,), generator=generator))
+
+
+@pytest.mark.parametrize("batch_size", [1, 10, 128])
+def test_accuracy_equals_a_loop_over_samples(batch_size):
+    model, samples = network(), data()
+    model.eval()
+    right = sum(int(model(x[None]).argmax()) == int(y) for x, y in samples)
+    model.train()
+    assert accuracy(model, samples, batch_size=batch_size) == right / 37
+    assert accuracy(model, DataLoader(samples, batch_size=batch_size, shuffle=True)) == right / 37
+    assert all(module.training for module in model.modules())
+
+
+def test_accuracy_over_positions_leaves_ignored_labels_out():
+    class Positions(nn.Module):
+        def forward(self, x):
+            return nn.functional.one_hot(x, 3).movedim(-1, 1).float()
+
+    inputs = torch.tensor([[0, 1, 2], [2, 2, 0]])
+    targets = torch.tensor([[0, 1, -100], [2, 0, 1]])
+    assert accuracy(Positions(), [(inputs, targets)]) == 3 / 5
+
+
+def test_accuracy_draws_no_random_numbers():
+    state = torch.get_rng_state()
+    accuracy(network(), DataLoader(data(), shuffle=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_accuracy_needs_labels_of_the_head():
+    samples = data()
+    samples.tensors[1][3] = 4
+    with pytest.raises(InputError, match=r"labels must be in \[0, 4\)"):
+        accuracy(network(), samples)
+    with pytest.raises(InputError, match="one integer label"):
+        accuracy(network(), [(torch.randn(3, 5), torch.randn(3))])
+    with pytest.raises(InputError, match="data: must not be empty"):
+        accuracy(network(), [])
+
+
+def test_the_unlearn_score_is_remain_over_one_plus_forget():
+    assert unlearn_score(1, 0) == 1
+    assert unlearn_score(0, 0.7) == 0
+    assert unlearn_score(0.859, 0.635) == pytest.approx(0.525, abs=5e-4)  # the paper's Finetune row
+    assert unlearn_score(0.9, 0.1) > unlearn_score(0.9, 0.2) > unlearn_score(0.8, 0.2)
+
+
+@pytest.mark.parametrize("remain, forget", [(85.0, 0.0), (0.5, -0.1), (float("nan"), 0.0)])
+def test_percent_and_nonsense_are_refused(remain, forget):
+    with pytest.raises(InputError, match="fraction"):
+        unlearn_score(remain, forget)

@@ -1,0 +1,193 @@
+"""The training loop: schedules at exact times, determinism, what it leaves alone, and how it fails."""
+
+import random
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from expunge.errors import DivergedError, InputError, ModelError
+from expunge.objective import Objective
+from expunge.tuning import Constant, Steps, Tuning, replay, train
+
+
+def data(samples: int = 40) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(samples, 6, generator=generator), torch.randint(3, (samples,), generator=generator))
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def rates_used(schedule, samples: int, batch_size: int) -> list[float]:
+    """The learning rate at every optimizer step."""
+    seen: list[float] = []
+
+    class Spy(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    train(network(), data(samples), Tuning(schedule, batch_size, optimizer=lambda parameters: Spy(parameters, lr=1.0)))
+    return seen
+
+
+def equal(first: nn.Module, second: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+
+
+def test_steps_decay_at_their_epochs():
+    schedule = Steps()
+    assert [schedule.rate(time) for time in (0, 79.99, 80, 119.99, 120, 159)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_warmup_rises_to_the_base():
+    schedule = Steps(base=0.4, warmup=2)
+    assert [schedule.rate(time) for time in (0, 1, 2)] == pytest.approx([0, 0.2, 0.4])
+
+
+def test_replay_decays_at_the_same_fractions():
+    schedule = replay(Steps(), epochs=5)
+    assert schedule.epochs == 5
+    assert [schedule.rate(time) for time in (0, 2.49, 2.5, 3.74, 3.75, 4.99)] == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+@pytest.mark.parametrize("iterations", range(1, 60))
+def test_replay_decays_on_the_very_iteration(iterations):
+    schedule = replay(Steps(epochs=30, decays=(15, 22.5)), epochs=7)
+    for step in range(7 * iterations):
+        passed = (2 * step >= 7 * iterations) + (4 * step >= 3 * 7 * iterations)
+        assert schedule.rate(step // iterations + step % iterations / iterations) == pytest.approx(0.1 * 0.1**passed)
+
+
+def test_the_rate_is_set_at_every_iteration():
+    assert rates_used(replay(Steps(), epochs=1), samples=40, batch_size=5) == pytest.approx([0.1] * 4 + [0.01] * 2 + [0.001] * 2)
+
+
+def test_training_lowers_the_loss():
+    model, samples = network(), data()
+    losses = []
+    for _ in range(2):
+        with torch.no_grad():
+            losses.append(float(nn.functional.cross_entropy(model.eval()(samples.tensors[0]), samples.tensors[1])))
+        train(model, samples, Tuning(Constant(0.1, 20), batch_size=8))
+    assert losses[1] < losses[0]
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_does_not():
+    first, second, other = network(), network(), network()
+    train(first, data(), Tuning(Constant(0.1, 3), batch_size=7, seed=4))
+    torch.rand(100)
+    train(second, data(), Tuning(Constant(0.1, 3), batch_size=7, seed=4))
+    train(other, data(), Tuning(Constant(0.1, 3), batch_size=7, seed=5))
+    assert equal(first, second)
+    assert not equal(first, other)
+
+
+def test_a_shuffling_loader_is_seeded_too():
+    first, second = network(), network()
+    for model in (first, second):
+        train(model, DataLoader(data(), batch_size=8, shuffle=True), Tuning(Constant(0.1, 2)))
+    assert equal(first, second)
+
+
+def test_random_states_modes_and_frozen_parameters_stay():
+    model = network()
+    model[1].eval()
+    model[0].weight.requires_grad_(False)
+    weight = model[0].weight.clone()
+    modes = [module.training for module in model.modules()]
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+    train(model, data(), Tuning(Constant(0.1, 2)))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == states[1:]
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(model[0].weight, weight)
+
+
+def test_train_works_where_gradients_are_switched_off():
+    model, before = network(), network()
+    with torch.no_grad():
+        train(model, data(), Tuning(Constant(0.1, 1)))
+    assert not equal(model, before)
+
+
+@pytest.mark.parametrize("optimizer", [None, lambda parameters: torch.optim.AdamW(parameters, lr=1.0, weight_decay=0.1)])
+def test_freeze_keeps_masked_weights_at_zero(optimizer):
+    model = network()
+    mask = {"0.weight": torch.zeros(8, 6, dtype=torch.bool)}
+    mask["0.weight"][:, :3] = True
+    with torch.no_grad():
+        model[0].weight.masked_fill_(mask["0.weight"], 0)
+    for freeze in (True, False):
+        train(model, data(), Tuning(Constant(0.01, 3), weight_decay=0.1, freeze=freeze, optimizer=optimizer), mask=mask)
+        assert (model[0].weight[:, :3] == 0).all() == freeze
+        assert (model[0].weight[:, 3:] != 0).all()
+
+
+def test_after_epoch_is_called_with_the_number_of_epochs_done():
+    seen: list[int] = []
+    train(network(), data(), Tuning(Constant(0.1, 3)), after_epoch=seen.append)
+    assert seen == [1, 2, 3]
+
+
+def test_no_epochs_change_nothing():
+    model = network()
+    train(model, data(), Tuning(Constant(0.1, 0)))
+    assert equal(model, network())
+
+
+def test_a_lone_last_sample_does_not_stop_batchnorm():
+    train(network(), data(9), Tuning(Constant(0.1, 2), batch_size=4))
+
+
+def test_divergence_names_epoch_and_iteration():
+    samples = data(32)
+    calls = []
+
+    def losses(logits, targets):
+        calls.append(1)
+        return nn.functional.cross_entropy(logits, targets, reduction="none") * (float("nan") if len(calls) == 7 else 1)
+
+    with pytest.raises(DivergedError, match="epoch 2, iteration 3 of 4"):
+        train(network(), samples, Tuning(Constant(0.1, 5), batch_size=8), Objective(losses=losses))
+
+
+def test_random_state_is_given_back_after_a_failure():
+    model, state = network().eval(), torch.get_rng_state()
+    with pytest.raises(DivergedError):
+        train(model, data(), Tuning(Constant(1e30, 3)))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+
+
+BAD = {
+    "epochs": lambda: Steps(epochs=-1),
+    "base": lambda: Constant(base=0.0, epochs=1),
+    "factor": lambda: Steps(factor=float("nan")),
+    "batch_size": lambda: Tuning(batch_size=0),
+    "remain": lambda: train(network(), [], Tuning()),
+}
+
+
+@pytest.mark.parametrize("argument", BAD)
+def test_bad_settings_are_named(argument):
+    with pytest.raises(InputError, match=f"^{argument}: "):
+        BAD[argument]()
+
+
+def test_nan_in_the_data_is_an_input_error():
+    samples = data()
+    samples.tensors[0][7, 2] = float("nan")
+    with pytest.raises(InputError, match="remain: .*finite; found nan"):
+        train(network(), samples, Tuning())
+
+
+def test_nothing_to_train_is_a_model_error():
+    with pytest.raises(ModelError, match="requires a gradient"):
+        train(network().requires_grad_(False), data(), Tuning())

@@ -1,0 +1,160 @@
+"""Bad input, each with a clear error and nothing changed; and what `unlearn` accepts."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
+
+import expunge
+from expunge import FisherMask, InputError, ModelError, RandomMask, unlearn
+from tests.methods import cases, properties
+from tests.methods.cases import QUICK
+
+
+def with_labels(value: int) -> TensorDataset:
+    return TensorDataset(torch.randn(5, 1, 4, 4), torch.full((5,), value))
+
+
+def with_inputs(value: float) -> TensorDataset:
+    images = torch.zeros(5, 1, 4, 4)
+    images[3, 0, 2, 1] = value
+    return TensorDataset(images, torch.zeros(5, dtype=torch.int64))
+
+
+def broken_weight(value: float) -> nn.Module:
+    model = cases.model()
+    with torch.no_grad():
+        model[5].weight[2, 3] = value
+    return model
+
+
+def without_statistics() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3))
+
+
+def only_a_head() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+whole = cases.dataset()
+half = Subset(whole, range(24))
+
+# name: (what the error says, the call)
+BAD_INPUT = {
+    "empty forget set": ("forget: must not be empty", lambda: unlearn(cases.model(), Subset(whole, []), cases.remain())),
+    "empty list": ("forget: must not be empty", lambda: unlearn(cases.model(), [], cases.remain())),
+    "empty iterator": ("forget: must not be empty", lambda: unlearn(cases.model(), iter([]), cases.remain())),
+    "forget everything": ("remain: must not be empty", lambda: unlearn(cases.model(), whole, Subset(whole, []))),
+    "forget is remain": ("remain: must not be the forget set", lambda: unlearn(cases.model(), whole, whole)),
+    "forget within remain": ("remain: .*24 shared", lambda: unlearn(cases.model(), half, whole)),
+    "overlap": ("remain: .*4 shared, the first at index 20", lambda: unlearn(cases.model(), half, Subset(whole, range(20, 48)))),
+    "overlap of loaders": ("remain: .*24 shared", lambda: unlearn(cases.model(), DataLoader(half), DataLoader(whole, shuffle=True))),
+    "overlap of nested subsets": ("remain: .*index 4", lambda: unlearn(cases.model(), Subset(half, [4]), Subset(whole, [4, 40]))),
+    "ratio 1": (r"ratio: must be in \[0, 1\); found 1", lambda: FisherMask(ratio=1)),
+    "negative ratio": (r"ratio: must be in \[0, 1\); found -0.1", lambda: RandomMask(ratio=-0.1)),
+    "ratio nan": ("ratio: ", lambda: FisherMask(ratio=float("nan"))),
+    "label above the head": (r"labels must be in \[0, 3\).*found 3", lambda: unlearn(cases.model(), with_labels(3), cases.remain())),
+    "label below zero": (r"labels must be in \[0, 3\).*found -1", lambda: unlearn(cases.model(), with_labels(-1), cases.remain())),
+    "label in remain": (r"labels must be in \[0, 3\).*found 7", lambda: unlearn(cases.model(), cases.forget(), with_labels(7))),
+    "nan in forget": ("forget: .*finite; found nan", lambda: unlearn(cases.model(), with_inputs(float("nan")), cases.remain())),
+    "inf in forget": ("forget: .*finite; found inf", lambda: unlearn(cases.model(), with_inputs(float("inf")), cases.remain())),
+    "nan in remain": ("remain: .*finite; found nan", lambda: unlearn(cases.model(), cases.forget(), with_inputs(float("nan")))),
+    "nan in weights": (r"5\.weight must be finite; found nan", lambda: unlearn(broken_weight(float("nan")), cases.forget(), cases.remain())),
+    "inf in weights": (r"5\.weight must be finite; found -inf", lambda: unlearn(broken_weight(-float("inf")), cases.forget(), cases.remain())),
+    "nothing to mask": ("no parameter is left to mask", lambda: unlearn(only_a_head(), cases.forget(), cases.remain())),
+    "all frozen": ("no parameter is left to mask", lambda: unlearn(cases.model().requires_grad_(False), cases.forget(), cases.remain())),
+    "BatchNorm without statistics": ("BatchNorm.*found 2$", lambda: unlearn(without_statistics(), cases.forget(), cases.remain())),
+    "arrays": ("forget: .*must be tensors; found ndarray", lambda: unlearn(cases.model(), [(torch.zeros(2, 16).numpy(), torch.zeros(2))], whole)),
+    "strings": ("forget: ", lambda: unlearn(cases.model(), ["a", "b"], cases.remain())),
+    "numbers": ("forget: ", lambda: unlearn(cases.model(), [1, 2, 3], cases.remain())),
+    "no data": ("forget: must be a dataset", lambda: unlearn(cases.model(), None, cases.remain())),
+    "a tensor": (r"forget: a batch must be \(inputs, targets\)", lambda: unlearn(cases.model(), torch.zeros(3), cases.remain())),
+    "not a module": ("model: must be a torch.nn.Module; found function", lambda: unlearn(lambda x: x, cases.forget(), cases.remain())),
+    "a class as method": ("method: .*FisherMask", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask)),
+    "no remain data": ("remain: FisherMask with tuning needs", lambda: unlearn(cases.model(), cases.forget())),
+    "unknown head": ("head: must name parameters", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), head=("nine.weight",))),
+    "bad watch": (r"watch\['test'\]: must not be empty", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), watch={"test": []})),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_has_a_clear_error(name):
+    message, call = BAD_INPUT[name]
+    with pytest.raises((InputError, ModelError), match=message):
+        call()
+
+
+@pytest.mark.parametrize("forget, remain", [(with_labels(3), cases.remain()), (cases.forget(), with_inputs(float("nan"))), ([], cases.remain())])
+def test_nothing_is_changed_by_bad_input(forget, remain):
+    model = cases.model()
+    with properties.assert_untouched(model), pytest.raises(InputError):
+        unlearn(model, forget, remain, FisherMask(tuning=QUICK))
+
+
+def test_nothing_is_changed_when_training_diverges():
+    model = cases.model()
+    wild = expunge.Tuning(expunge.Constant(1e30, 3))
+    with properties.assert_untouched(model), pytest.raises(expunge.DivergedError):
+        unlearn(model, cases.forget(), cases.remain(), FisherMask(tuning=wild))
+
+
+def test_nothing_is_changed_by_an_interrupt():
+    model = cases.model()
+
+    def interrupted(logits, targets):
+        raise KeyboardInterrupt
+
+    with properties.assert_untouched(model), pytest.raises(KeyboardInterrupt):
+        unlearn(model, cases.forget(), cases.remain(), objective=expunge.Objective(losses=interrupted))
+
+
+def as_dicts(data: Subset) -> list[dict[str, torch.Tensor]]:
+    return [{"input": images, "labels": labels} for images, labels in DataLoader(data, batch_size=128)]
+
+
+FORMS = {
+    "loaders": lambda data: DataLoader(data, batch_size=128),
+    "lists of batches": lambda data: list(DataLoader(data, batch_size=128)),
+    "lists of samples": lambda data: [data[index] for index in range(len(data))],
+    "mappings": as_dicts,
+    "generators": lambda data: (batch for batch in DataLoader(data, batch_size=128)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_gives_the_same_mask(form):
+    expected = unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(0.1, tuning=None))
+    found = unlearn(cases.model(), FORMS[form](cases.forget()), FORMS[form](cases.remain()), FisherMask(0.1, tuning=None))
+    properties.assert_same_weights(expected.model.state_dict(), found.model.state_dict())
+    assert expected.history[0].accuracies == found.history[0].accuracies
+
+
+def test_loaders_with_samplers_over_one_dataset_are_no_overlap():
+    rows = [list(range(0, 48, 3)), [row for row in range(48) if row % 3]]
+    forget, remain = (DataLoader(whole, batch_size=16, sampler=SubsetRandomSampler(part)) for part in rows)
+    properties.assert_finite(unlearn(cases.model(), forget, remain, FisherMask(tuning=QUICK)).model)
+
+
+def test_watched_data_are_recorded_by_name():
+    watch = {"remain": cases.remain(), "forget": iter([cases.dataset()[:8]]), "test": whole}
+    outcome = unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(tuning=QUICK), watch=watch)
+    assert [list(record.accuracies) for record in outcome.history] == [["remain", "forget", "test"]] * 3
+    for record in outcome.history:
+        assert record.unlearn_score == record.accuracies["remain"] / (1 + record.accuracies["forget"])
+
+
+def test_nothing_watched_is_nothing_measured():
+    outcome = unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(tuning=QUICK), watch={})
+    assert [dict(record.accuracies) for record in outcome.history] == [{}] * 3
+
+
+def test_a_given_head_is_left_alone():
+    model = cases.model()
+    patch = unlearn(model, cases.forget(), cases.remain(), RandomMask(0.5, tuning=None), head=("5.weight", "5.bias")).patch
+    assert not patch.edits.keys() & {"5.weight", "5.bias"} and "7.weight" in patch.edits
+
+
+def test_the_outcome_carries_method_patch_and_time():
+    method = FisherMask(0.1, tuning=QUICK)
+    outcome = unlearn(cases.model(), cases.forget(), cases.remain(), method)
+    assert outcome.method == method and len(outcome.patch) > 0 and outcome.seconds > 0
