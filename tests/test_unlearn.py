@@ -59,12 +59,25 @@ BAD_INPUT = {
     "nan in forget": ("forget: .*finite; found nan", lambda: unlearn(cases.model(), with_inputs(float("nan")), cases.remain())),
     "inf in forget": ("forget: .*finite; found inf", lambda: unlearn(cases.model(), with_inputs(float("inf")), cases.remain())),
     "nan in remain": ("remain: .*finite; found nan", lambda: unlearn(cases.model(), cases.forget(), with_inputs(float("nan")))),
-    "nan in weights": (r"5\.weight must be finite; found nan", lambda: unlearn(broken_weight(float("nan")), cases.forget(), cases.remain())),
-    "inf in weights": (r"5\.weight must be finite; found -inf", lambda: unlearn(broken_weight(-float("inf")), cases.forget(), cases.remain())),
+    "nan in weights": (
+        r"5\.weight must be finite; found nan",
+        lambda: unlearn(broken_weight(float("nan")), cases.forget(), cases.remain()),
+    ),
+    "inf in weights": (
+        r"5\.weight must be finite; found -inf",
+        lambda: unlearn(broken_weight(-float("inf")), cases.forget(), cases.remain()),
+    ),
     "nothing to mask": ("no parameter is left to mask", lambda: unlearn(only_a_head(), cases.forget(), cases.remain())),
     "all frozen": ("no parameter is left to mask", lambda: unlearn(cases.model().requires_grad_(False), cases.forget(), cases.remain())),
     "BatchNorm without statistics": ("BatchNorm.*found 2$", lambda: unlearn(without_statistics(), cases.forget(), cases.remain())),
-    "arrays": ("forget: .*must be tensors; found ndarray", lambda: unlearn(cases.model(), [(torch.zeros(2, 16).numpy(), torch.zeros(2))], whole)),
+    "arrays": (
+        "forget: .*must be tensors; found ndarray",
+        lambda: unlearn(cases.model(), iter([(torch.zeros(2, 16).numpy(), torch.zeros(2))]), whole),
+    ),
+    "arrays in mappings": (
+        "forget: .*must be tensors; found ndarray",
+        lambda: unlearn(cases.model(), iter([{"input": torch.zeros(2, 16).numpy(), "labels": torch.zeros(2)}]), whole),
+    ),
     "strings": ("forget: ", lambda: unlearn(cases.model(), ["a", "b"], cases.remain())),
     "numbers": ("forget: ", lambda: unlearn(cases.model(), [1, 2, 3], cases.remain())),
     "no data": ("forget: must be a dataset", lambda: unlearn(cases.model(), None, cases.remain())),
@@ -73,7 +86,10 @@ BAD_INPUT = {
     "a class as method": ("method: .*FisherMask", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask)),
     "no remain data": ("remain: FisherMask with tuning needs", lambda: unlearn(cases.model(), cases.forget())),
     "unknown head": ("head: must name parameters", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), head=("nine.weight",))),
-    "bad watch": (r"watch\['test'\]: must not be empty", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), watch={"test": []})),
+    "bad watch": (
+        r"watch\['test'\]: must not be empty",
+        lambda: unlearn(cases.model(), cases.forget(), cases.remain(), watch={"test": []}),
+    ),
 }
 
 
@@ -84,7 +100,9 @@ def test_bad_input_has_a_clear_error(name):
         call()
 
 
-@pytest.mark.parametrize("forget, remain", [(with_labels(3), cases.remain()), (cases.forget(), with_inputs(float("nan"))), ([], cases.remain())])
+@pytest.mark.parametrize(
+    "forget, remain", [(with_labels(3), cases.remain()), (cases.forget(), with_inputs(float("nan"))), ([], cases.remain())]
+)
 def test_nothing_is_changed_by_bad_input(forget, remain):
     model = cases.model()
     with properties.assert_untouched(model), pytest.raises(InputError):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -40,13 +41,14 @@ def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
 
 
 def _check_entries(batch: Batch, argument: str) -> None:
-    if isinstance(batch, dict):
-        return  # a mapping may carry names and other things beside its tensors
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+    if isinstance(batch, Mapping):  # which may carry names and other things beside its tensors
+        strange = [value for value in batch.values() if isinstance(value, numpy.ndarray)]
+    elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
+        strange = [entry for entry in batch if not tensors(entry)]
+    else:
         raise InputError(argument, "a batch must be (inputs, targets) or a mapping of tensors", type(batch).__name__)
-    for entry in batch:
-        if not tensors(entry):
-            raise InputError(argument, "inputs and targets must be tensors", type(entry).__name__)
+    if strange:
+        raise InputError(argument, "inputs and targets must be tensors", type(strange[0]).__name__)
 
 
 def check_model(model: Any) -> None:
@@ -59,7 +61,7 @@ def check_model(model: Any) -> None:
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     mixing = [name or "the model itself" for name, module in norms if module.running_mean is None]
     if mixing:
-        raise ModelError(f"model: BatchNorm without running statistics mixes the samples of a batch in eval mode; found {', '.join(mixing)}")
+        raise ModelError(f"model: BatchNorm without running statistics mixes samples in eval mode; found {', '.join(mixing)}")
 
 
 def check_disjoint(forget: Data, remain: Data) -> None:

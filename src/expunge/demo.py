@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,15 +17,18 @@ from expunge.modes import seeded
 from expunge.patches import Patch
 from expunge.tuning import Steps, Tuning, replay, train
 from expunge.unlearning import unlearn
-from expunge.vision.digits import CLASSES, Digits, digits
+from expunge.vision.digits import CLASSES, Digits
 from expunge.vision.networks import resnet8
 from expunge.vision.scenarios import Scenario, category
 
-# Chosen on the validation part. More weight decay than the paper's 1e-4, for about a hundredth of its training steps.
-WEIGHT_DECAY = 2e-3
+# About the paper's decay over the whole training: 1e-4 for 160 × 391 steps there, 4e-3 for 40 × 34 steps here.
+WEIGHT_DECAY = 4e-3
 BATCH_SIZE = 32
-REMAIN_WEIGHTS = (None, 10.0, 5.0, 3.0, 2.0, 1.0)
-RATIOS = (0.01, 0.02, 0.05, 0.1)
+
+# From strong masking to weak. None, the text's sums, is λ = n_remain/n_forget, about 9 here.
+REMAIN_WEIGHTS = (1.0, 2.0, 3.0, 5.0, None, 10.0)
+RATIOS = (0.1, 0.05, 0.02, 0.01)
+TOLERANCE = 0.01
 
 TEXT = "FisherMask, the text"
 REFERENCE = "Retrain"
@@ -70,27 +72,30 @@ def trained(data: Digits, epochs: int, seed: int = 0, progress: bool = False) ->
 
 
 def chosen(model: nn.Module, train: Scenario, validation: Scenario, tuning: Tuning | None, progress: bool = False) -> FisherMask:
-    """FisherMask with the λ and the ratio whose masking alone has the best unlearn score on the validation part.
+    """FisherMask with the strongest masking (small λ, large ratio) within a point of the best unlearn score on the validation part.
 
-    The two Fisher passes are shared by all settings, so a setting costs no more than looking at the validation images.
+    Scored after masking alone; the strongest, because fine-tuning lets a little come back. The two Fisher passes are shared by all
+    settings, so a setting costs no more than a look at the validation images.
     """
     head = heads.find(model, next(iter(as_batches(train.forget))))
     allowed = masks.candidates(model, head, which="all")
     forget_sums, remain_sums = (fisher.diagonal(model, as_batches(part), parameters=allowed, progress=progress) for part in train)
-    best, best_score = FisherMask(tuning=tuning), -1.0
+    found: dict[tuple[float | None, float], float] = {}
     for remain_weight in REMAIN_WEIGHTS:
         score = scores.fisher_difference(forget_sums, remain_sums, remain_weight)
         for ratio in RATIOS:
             patch = Patch.zeroing(model, masks.select(score, ratio, candidates=allowed))
             patch.apply(model)
-            found = unlearn_score(accuracy(model, validation.remain), accuracy(model, validation.forget))
+            found[remain_weight, ratio] = unlearn_score(accuracy(model, validation.remain), accuracy(model, validation.forget))
             patch.revert(model)
-            if found > best_score:
-                best, best_score = dataclasses.replace(best, remain_weight=remain_weight, ratio=ratio), found
-    return best
+    good_enough = max(found.values()) - TOLERANCE
+    remain_weight, ratio = next(setting for setting, score in found.items() if score >= good_enough)
+    return FisherMask(ratio, remain_weight=remain_weight, tuning=tuning)
 
 
-def rows(model: nn.Module, data: Digits, label: int, epochs: int, tuning_epochs: int, seed: int = 0, progress: bool = False) -> Iterator[Row]:
+def rows(
+    model: nn.Module, data: Digits, label: int, epochs: int, tuning_epochs: int, seed: int = 0, progress: bool = False
+) -> Iterator[Row]:
     """Every method on the same model, one after the other; last the reference, a network that never saw the digit."""
     train_part, validation, test = (category(part, label) for part in data)
     short = recipe(tuning_epochs, seed)

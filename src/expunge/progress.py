@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sized
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
 
-def track(
-    iterable: Iterable[Item], description: str, total: int | None = None, enabled: bool = False
-) -> Generator[Item, None, None]:
+def track(iterable: Iterable[Item], description: str, total: int | None = None, enabled: bool = False) -> Generator[Item, None, None]:
     """The items of `iterable`, with their progress on standard error when `enabled`."""
     if not enabled:
         yield from iterable
         return
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     if sys.stderr.isatty():
         yield from _drawn(iterable, description, total)

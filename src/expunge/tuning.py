@@ -27,8 +27,8 @@ def _check_positive(argument: str, value: float) -> None:
 
 
 def _check_epochs(value: int) -> None:
-    if not isinstance(value, int) or value < 0:
-        raise InputError("epochs", "must be a whole number, 0 or more", value)
+    if not isinstance(value, int) or value < 1:
+        raise InputError("epochs", "must be a whole number, 1 or more", value)
 
 
 class Schedule(Protocol):
@@ -187,7 +187,7 @@ def _step(model: nn.Module, batch: Batch, objective: Objective, optimizer: Optim
     losses = objective.per_sample(logits, targets) if check else objective.losses(logits, targets)
     loss = losses.mean()
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     return loss.detach()
 

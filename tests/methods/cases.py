@@ -27,7 +27,14 @@ def model(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     with torch.random.fork_rng([]):
         torch.manual_seed(3)
         network = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3)
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Flatten(),
+            nn.Linear(64, 8),
+            nn.ReLU(),
+            nn.Linear(8, 3),
         ).to(dtype)
         network(torch.randn(32, 1, 4, 4, dtype=dtype)).square().mean().backward()
     network[0].bias.requires_grad_(False)

@@ -93,7 +93,9 @@ def test_history_has_a_record_before_and_after_every_epoch(name):
     assert outcome.history[-1].seconds <= outcome.seconds
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if "ratio" in {field.name for field in dataclasses.fields(method)}])
+@pytest.mark.parametrize(
+    "name", [name for name, method in METHODS.items() if "ratio" in {field.name for field in dataclasses.fields(method)}]
+)
 def test_ratio_zero_is_the_identity(name):
     model = cases.model()
     method = dataclasses.replace(CASES[name](None), ratio=0.0)

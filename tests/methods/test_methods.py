@@ -63,7 +63,13 @@ def test_which_weights_leaves_vectors_alone():
 
 def test_as_released_masks_whole_kernels_and_the_head_by_batch_gradients():
     method = FisherMask.as_released(ratio=0.3, tuning=None)
-    assert (method.kind, method.remain_weight, method.granularity, method.which, method.include_head) == ("batch", 1, "kernel", "weights", True)
+    assert (method.kind, method.remain_weight, method.granularity, method.which, method.include_head) == (
+        "batch",
+        1,
+        "kernel",
+        "weights",
+        True,
+    )
     model = trained()
     mask = unlearn(model, cases.forget(), cases.remain(), method).patch.mask(model)
     assert set(mask) == {"0.weight", "5.weight", "7.weight"}

@@ -58,7 +58,9 @@ class Pairs(Dataset):
         return torch.zeros(2), index % 3
 
 
-@pytest.mark.parametrize("dataset", [digits().train, Subset(digits().train, range(0, 1000, 2)), Pairs()], ids=["tensors", "subset", "pairs"])
+@pytest.mark.parametrize(
+    "dataset", [digits().train, Subset(digits().train, range(0, 1000, 2)), Pairs()], ids=["tensors", "subset", "pairs"]
+)
 def test_category_splits_without_a_copy(dataset):
     scenario = category(dataset, 1)
     assert scenario.forget.dataset is scenario.remain.dataset is dataset

@@ -29,26 +29,38 @@ class Geometry:
     groups: int
 
 
-Way = Callable[[Tensor, Tensor, Geometry, Scratch, int], Tensor]
+Way = Callable[[Tensor, Tensor, Geometry, Scratch, str, int], Tensor]
 
 
-def squares(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, frames: int = 1) -> Tensor:
-    """Σ_n (Σ_frames dW)² in the shape of the weight; `frames` rows that follow each other belong to one sample."""
-    return choose(inputs, gradients, geometry, frames)(inputs, gradients, geometry, scratch, frames)
+def squares(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
+    """The running total of Σ_n (Σ_frames dW)², in the shape of the weight; `frames` rows that follow each other are one sample's."""
+    return choose(inputs, gradients, geometry, frames)(inputs, gradients, geometry, scratch, name, frames)
 
 
 def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 1) -> Way:
     """The way for this shape (benchmarks/convolution_ways.py prints the timings behind the thresholds)."""
-    taps = math.prod(geometry.kernel)
-    positions = math.prod(gradients.shape[2:])
-    if taps == 1 or positions <= 64:
+    if math.prod(geometry.kernel) == 1:
         return by_taps
-    if inputs.device.type == "cpu" and frames == 1 and inputs.shape[1] // geometry.groups >= 8:
+    if inputs.device.type != "cpu":
+        return by_columns  # few launches, and the copy runs at memory speed
+    positions = math.prod(gradients.shape[2:])
+    if positions > SMALL and frames == 1 and inputs.shape[1] // geometry.groups >= 8:
         return by_groups
-    return by_columns
+    return by_taps if positions <= 64 else by_columns
 
 
-def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, frames: int = 1) -> Tensor:
+def memory_format(inputs: Tensor, geometry: Geometry) -> torch.memory_format:
+    """Channels last where patches become rows; planes where, on the CPU, the library's own kernel takes them."""
+    size = [length // stride for length, stride in zip(inputs.shape[2:], geometry.stride, strict=True)]
+    if inputs.dim() != 4 or (inputs.device.type == "cpu" and math.prod(size) > SMALL and math.prod(geometry.kernel) > 1):
+        return torch.contiguous_format
+    return torch.channels_last
+
+
+SMALL = 64  # output positions
+
+
+def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
     """One batched matmul a kernel tap, over the positions where the tap falls inside the image.
 
     Where a tap sees at most `PAIRS` positions, (Σ_l g_l a_l)² = Σ_{l,l'} g_l g_l' · a_l a_l' is one matmul over all samples.
@@ -56,19 +68,19 @@ def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
     images, samples, groups = _last(inputs), inputs.shape[0] // frames, geometry.groups
     slopes = _last(gradients)
     wide, out = images.shape[-1] // groups, slopes.shape[-1] // groups
-    total = inputs.new_zeros(math.prod(geometry.kernel), groups, out, wide)
+    total = scratch.total(name, (math.prod(geometry.kernel), groups, out, wide), inputs)
     for index, tap in enumerate(itertools.product(*map(range, geometry.kernel))):
         there, here = _windows(tap, inputs.shape[2:], gradients.shape[2:], geometry)
         if there is None:
             continue
-        a = images[(slice(None), *there)].reshape(samples, -1, groups, wide)
-        g = slopes[(slice(None), *here)].reshape(samples, -1, groups, out)
+        a = _rows(images[(slice(None), *there)], scratch, "a").view(samples, -1, groups, wide)
+        g = _rows(slopes[(slice(None), *here)], scratch, "g").view(samples, -1, groups, out)
         positions = a.shape[1]
         if positions <= PAIRS and groups == 1:
-            total[index, 0] = _pairs(a[:, :, 0], g[:, :, 0])
+            total[index, 0] += _pairs(a[:, :, 0], g[:, :, 0])
             continue
         for rows in chunks(samples, groups * out * wide, a):
-            product = scratch.take("taps", (len(rows) * groups, out, wide), a)
+            product = scratch.take("products", (len(rows) * groups, out, wide), a)
             torch.bmm(
                 g[rows.start : rows.stop].permute(0, 2, 3, 1).reshape(-1, out, positions),
                 a[rows.start : rows.stop].transpose(1, 2).reshape(-1, positions, wide),
@@ -78,7 +90,7 @@ def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
     return total.view(*geometry.kernel, groups * out, wide).movedim((-2, -1), (0, 1))
 
 
-def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, frames: int = 1) -> Tensor:
+def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
     """The image patches as rows, channels last, then one batched matmul a chunk of samples."""
     images, samples, groups = _last(_padded(inputs, geometry)), inputs.shape[0] // frames, geometry.groups
     slopes = _last(gradients)
@@ -92,7 +104,7 @@ def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: S
         *(step * dilation for step, dilation in zip(steps, geometry.dilation, strict=True)),
         images.stride(-1),
     )
-    total = inputs.new_zeros(groups, taps * wide, out)
+    total = scratch.total(name, (groups, taps * wide, out), inputs)
     for rows in chunks(samples, groups * max(out, positions) * taps * wide, inputs):
         part = images[rows.start * frames : rows.stop * frames]
         patches = part.as_strided((len(part), groups, *size, *geometry.kernel, wide), strides)
@@ -101,21 +113,24 @@ def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: S
         columns = scratch.take("columns", tuple(patches.shape), inputs)
         columns.copy_(patches)
         g = slopes[rows.start * frames : rows.stop * frames].reshape(len(rows), positions, groups, out).transpose(1, 2)
+        if positions <= PAIRS and groups == 1:
+            total[0] += _pairs(g[:, 0], columns.view(-1, positions, taps * wide))
+            continue
         product = scratch.take("products", (len(rows) * groups, taps * wide, out), inputs)
         torch.bmm(columns.view(-1, positions, taps * wide).transpose(1, 2), g.reshape(-1, positions, out), out=product)
         add_squares(total, product.view(len(rows), groups, taps * wide, out))
     return total.view(groups, *geometry.kernel, wide, out).movedim((-1, -2), (1, 2)).flatten(0, 1)
 
 
-def by_groups(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, frames: int = 1) -> Tensor:
+def by_groups(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
     """Samples as groups of one weight-gradient convolution: the library's own kernel, not reduced over the batch."""
     samples, out, wide = inputs.shape[0], gradients.shape[1], inputs.shape[1] // geometry.groups
     shape = (out, wide, *geometry.kernel)
-    total = inputs.new_zeros(shape)
+    total = scratch.total(name, shape, inputs)
     for rows in chunks(samples, total.numel(), inputs):
         a = inputs[rows.start : rows.stop].contiguous()
         g = gradients[rows.start : rows.stop].contiguous()
-        weight = scratch.take("weights", (len(rows) * out, *shape[1:]), inputs)
+        weight = inputs.new_empty(1).expand(len(rows) * out, *shape[1:])  # only its shape is read
         product = torch.ops.aten.convolution_backward(
             g.view(1, -1, *g.shape[2:]), a.view(1, -1, *a.shape[2:]), weight, None,
             geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.kernel),
@@ -134,6 +149,11 @@ def _pairs(a: Tensor, g: Tensor) -> Tensor:
     weight = torch.where(first == second, 1.0, 2.0).to(a.dtype)[:, None]
     left = (g[:, first] * g[:, second] * weight).flatten(0, 1)
     return summed_products(left, (a[:, first] * a[:, second]).flatten(0, 1))
+
+
+def _rows(window: Tensor, scratch: Scratch, name: str) -> Tensor:
+    """A window of the image as rows of channels: itself where it is whole, else a copy in kept memory."""
+    return window if window.is_contiguous() else scratch.take(name, tuple(window.shape), window).copy_(window)
 
 
 def _last(images: Tensor) -> Tensor:

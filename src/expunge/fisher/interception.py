@@ -27,12 +27,14 @@ class Interception(TorchFunctionMode):
     """While active, records the uses of the named parameters and, where `layouts` knows them, squares their per-sample gradients.
 
     `shapes`  name -> shape of the output of its operation (None where it has no known operation), as seen in the last forward pass
+    `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
     """
 
-    def __init__(self, names: dict[int, str], layouts: dict[str, Layout] | None, samples: int, scratch: Scratch, add: Callable[[str, Tensor], None]):
+    def __init__(self, names: dict[int, str], layouts: dict[str, Layout] | None, samples: int, scratch: Scratch):
         super().__init__()
-        self.names, self.layouts, self.samples, self.scratch, self.add = names, layouts, samples, scratch, add
+        self.names, self.layouts, self.samples, self.scratch = names, layouts, samples, scratch
+        self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...] | None] = {}
         self.outside: set[str] = set()
         self.uses: Counter[str] = Counter()
@@ -61,7 +63,7 @@ class Interception(TorchFunctionMode):
         if None in layouts or len(layouts) > 1 or any(self.uses[name] > 1 for name in known):
             self.outside.update(known)
             return None
-        return Use(*names, layouts.pop() or Layout(), self.samples, self.scratch, self.add)
+        return Use(*names, layouts.pop() or Layout(), self.samples, self.scratch, self.squares)
 
     def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""
@@ -82,7 +84,7 @@ class Interception(TorchFunctionMode):
             elif self.layouts is not None and name in self.layouts:
                 if held is None:
                     self.uses[name] += 1
-                    lift = Use(name, None, Layout(), self.samples, self.scratch, self.add)
+                    lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares)
                     held = self._lifted[name] = shape, Lift.apply(lift, shape, args[index])
                 changed[index] = held[1]
             else:

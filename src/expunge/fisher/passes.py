@@ -18,7 +18,7 @@ from expunge.objective import Batch, Objective
 
 @dataclass
 class Pass:
-    squares: Squares
+    squares: Squares  # in scratch memory: they hold until the next pass
     cotangents: Sequence[Tensor]
     unexpected: set[str]  # used in a way the layouts do not know: the pass does not count
 
@@ -34,17 +34,13 @@ def closed_forms(
 ) -> Pass:
     """Squares of the parameters that have a layout. Their weight gradients are never formed: a `.grad` that appears all the same
     belongs to a parameter that was used outside the closed forms. All other parameters stand still for the pass."""
-    squares: Squares = {}
-
-    def add(name: str, total: Tensor) -> None:
-        squares[name] = squares[name].add_(total) if name in squares else total
-
     names = {id(parameters[name]): name for name in layouts}
     flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in layouts)
-        interception = Interception(names, layouts, batch_size(batch), scratch, add)
+        scratch.begin()
+        interception = Interception(names, layouts, batch_size(batch), scratch)
         with torch.enable_grad(), interception:
             logits = objective.outputs(model, batch)
         sent = cotangents(logits)
@@ -52,7 +48,7 @@ def closed_forms(
             if logits.requires_grad:
                 logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent))
         unexpected = interception.outside | {name for name in layouts if parameters[name].grad is not None}
-        return Pass(squares, sent, unexpected)
+        return Pass(interception.squares, sent, unexpected)
     finally:
         for name, parameter in parameters.items():
             parameter.grad = None

@@ -6,7 +6,6 @@ returns the gradient of the input alone and hands the squared per-sample gradien
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from expunge.fisher import convolution
 from expunge.fisher.convolution import Geometry
 from expunge.fisher.layouts import Layout
-from expunge.fisher.scratch import Scratch, add_squares, chunks, summed_products
+from expunge.fisher.scratch import Scratch, add_squares, chunks, summed_products, wide
 
 Context = Any
 
@@ -31,7 +30,10 @@ class Use:
     layout: Layout
     samples: int
     scratch: Scratch
-    add: Callable[[str, Tensor], None]
+    squares: dict[str, Tensor]  # totals of the pass, in the shapes of the parameters
+
+    def add(self, name: str, squares: Tensor) -> None:
+        self.squares[name] = self.squares[name].add_(squares) if name in self.squares else squares
 
     def rows(self, tensor: Tensor) -> Tensor:
         return self.layout.rows(tensor, self.samples)
@@ -47,18 +49,13 @@ class Use:
         return rows.sum(tuple(range(1, rows.dim() - 1))) if rows.dim() > 2 else rows
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """Half precision is squared and summed in float32."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def squared_products(a: Tensor, g: Tensor, scratch: Scratch) -> Tensor:
-    """Σ_n (g_nᵀ a_n)² for (N, T, I) and (N, T, O) as (O, I)."""
+def squared_products(a: Tensor, g: Tensor, scratch: Scratch, name: str) -> Tensor:
+    """The running total of Σ_n (g_nᵀ a_n)² for (N, T, I) and (N, T, O) as (O, I)."""
+    total = scratch.total(name, (g.shape[2], a.shape[2]), a)
     if a.shape[1] == 1:
-        return summed_products(wide(g[:, 0]).square(), wide(a[:, 0]).square())
-    total = wide(a.new_empty(0)).new_zeros(g.shape[2], a.shape[2])
+        return total.add_(summed_products(wide(g[:, 0]).square(), wide(a[:, 0]).square()))
     for rows in chunks(a.shape[0], total.numel(), a):
-        product = scratch.take("linear", (len(rows), *total.shape), a)
+        product = scratch.take("products", (len(rows), *total.shape), a)
         torch.bmm(g[rows.start : rows.stop].transpose(1, 2), a[rows.start : rows.stop], out=product)
         add_squares(total, product)
     return total
@@ -83,8 +80,8 @@ class Linear(torch.autograd.Function):
         with _exact(gradient):
             if use.weight is not None:
                 a, g = (use.rows(tensor).flatten(1, -2) for tensor in (inputs.to(gradient.dtype), gradient))
-                total = squared_products(a, g, use.scratch)
-                use.add(use.weight, total.t() if ctx.transposed else total)
+                total = squared_products(a, g, use.scratch, use.weight)
+                use.squares[use.weight] = total.t() if ctx.transposed else total
             use.add_bias(gradient, -1)
             back = None
             if ctx.needs_input_grad[2]:
@@ -99,6 +96,7 @@ class Convolution(torch.autograd.Function):
     def forward(
         ctx: Context, use: Use, geometry: Geometry, transposed: bool, extra: tuple[int, ...], inputs: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
+        inputs = inputs.contiguous(memory_format=convolution.memory_format(inputs, geometry))
         ctx.use, ctx.geometry, ctx.transposed, ctx.extra = use, geometry, transposed, extra
         ctx.save_for_backward(inputs, weight)
         return torch.convolution(
@@ -113,7 +111,7 @@ class Convolution(torch.autograd.Function):
             if use.weight is not None:
                 a, g = (use.layout.first(tensor, use.samples) for tensor in (inputs.to(gradient.dtype), gradient))
                 a, g = (g, a) if ctx.transposed else (a, g)
-                use.add(use.weight, convolution.squares(a, g, ctx.geometry, use.scratch, use.layout.frames))
+                use.squares[use.weight] = convolution.squares(a, g, ctx.geometry, use.scratch, use.weight, use.layout.frames)
             use.add_bias(gradient, 1)
             back = None
             if ctx.needs_input_grad[4]:
@@ -165,7 +163,8 @@ class FrozenBatchNorm(torch.autograd.Function):
         ctx.use = use
         inverse = (variance + epsilon).rsqrt()
         ctx.save_for_backward(inputs, mean, inverse, weight)
-        return F.batch_norm(inputs, mean, variance, weight, bias, False, 0.0, epsilon)
+        # torch's own kernel: cuDNN's would leave channels-last and come back.
+        return torch.ops.aten.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, epsilon)[0]
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
@@ -174,7 +173,7 @@ class FrozenBatchNorm(torch.autograd.Function):
         shape = (-1,) + (1,) * (inputs.dim() - 2)
         with _exact(gradient):
             if use.weight is not None:
-                product = inputs - mean.to(inputs.dtype).view(shape)
+                product = torch.sub(inputs, mean.to(inputs.dtype).view(shape), out=use.scratch.take_like("centred", inputs))
                 product.mul_(gradient)
                 use.add(use.weight, (wide(use.by_channel(product, 1)) * inverse).square().sum(0))
             use.add_bias(gradient, 1)

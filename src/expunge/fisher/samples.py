@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from expunge.batches import batch_size, each_tensor, take
-from expunge.fisher.rules import wide
-from expunge.fisher.scratch import chunks
+from expunge.fisher.scratch import chunks, wide
 from expunge.objective import Batch, Objective
 
 Squares = dict[str, Tensor]
@@ -20,18 +19,25 @@ Squares = dict[str, Tensor]
 
 def looped(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Sequence[Tensor], objective: Objective) -> Squares:
     """One sample after the other, with plain autograd: slow and obvious. Works for whatever can be differentiated at all."""
-    parameters = dict(model.named_parameters())
-    chosen = [parameters[name] for name in names]
+    parameters = {name: value for name, value in model.named_parameters() if name in set(names)}
     totals = {name: wide(torch.zeros_like(parameters[name])) for name in names}
-    for index, logits in enumerate(single_outputs(model, batch, objective)):
-        for number, cotangent in enumerate(cotangents):
-            gradients = torch.autograd.grad(
-                logits, chosen, cotangent[index : index + 1].to(logits.dtype), retain_graph=number + 1 < len(cotangents), allow_unused=True
-            )
-            for name, gradient in zip(names, gradients, strict=True):
-                if gradient is not None:
-                    totals[name].add_(wide(gradient.detach()).square())
+    for index in range(batch_size(batch)):
+        with torch.enable_grad():
+            logits = objective.outputs(model, take(batch, slice(index, index + 1)))
+        add_single(totals, parameters, logits, [cotangent[index : index + 1] for cotangent in cotangents])
     return totals
+
+
+def add_single(totals: Squares, parameters: Mapping[str, nn.Parameter], logits: Tensor, cotangents: Sequence[Tensor]) -> None:
+    """totals += (∂⟨logits, cotangent⟩)² of a single sample, for each of its cotangents."""
+    if not logits.requires_grad:
+        return
+    for number, cotangent in enumerate(cotangents):
+        more = number + 1 < len(cotangents)
+        gradients = torch.autograd.grad(logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=more, allow_unused=True)
+        for name, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                totals[name].add_(wide(gradient.detach()).square())
 
 
 def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Sequence[Tensor], objective: Objective) -> Squares:
@@ -59,11 +65,6 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
         for name, squares in vmap(one)(take(batch, cut), stacked[cut]).items():
             totals[name].add_(squares.sum(0))
     return totals
-
-
-def single_outputs(model: nn.Module, batch: Batch, objective: Objective) -> Iterator[Tensor]:
-    for index in range(batch_size(batch)):
-        yield objective.outputs(model, take(batch, slice(index, index + 1)))
 
 
 def relative_error(found: Tensor, reference: Tensor) -> float:

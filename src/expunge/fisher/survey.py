@@ -18,8 +18,8 @@ from expunge.errors import ModelError
 from expunge.fisher.interception import Interception
 from expunge.fisher.layouts import Layout, infer
 from expunge.fisher.passes import closed_forms
-from expunge.fisher.samples import Squares, batched, looped, relative_error, single_outputs
-from expunge.fisher.scratch import Scratch
+from expunge.fisher.samples import Squares, add_single, batched, relative_error
+from expunge.fisher.scratch import Scratch, wide
 from expunge.objective import Batch, Objective
 
 PROBE = 2  # samples: one and two of them tell where the samples are; two gradients tell sums of squares from squares of sums
@@ -37,9 +37,11 @@ class Plan:
 def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
     """A plan for these parameters, from the first samples of a batch of at least two."""
     probe = take(batch, slice(0, PROBE))
-    cotangent = _random_cotangent(model, probe, objective)
-    reference = looped(model, list(parameters), probe, [cotangent], objective)
-    choices, bare = _choices(model, parameters, probe, objective)
+    with torch.no_grad():
+        together, more = _watched(model, parameters, probe, objective)
+    cotangent = _random_like(together)
+    reference, fewer = _defined(model, parameters, probe, together, cotangent, objective)
+    choices, bare = _choices(fewer, more)
     while choices:
         layouts = {name: found[0] for name, found in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, objective)
@@ -60,32 +62,41 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     return plan
 
 
-def _random_cotangent(model: nn.Module, probe: Batch, objective: Objective) -> Tensor:
-    """Random rather than the loss's own, which vanishes on well-fitted samples. Checks on the way that samples stand alone."""
-    with torch.no_grad():
-        together = objective.outputs(model, probe)
-        alone = torch.cat(list(single_outputs(model, probe, objective)))
-    if together.shape != alone.shape or not relative_error(together, alone) < tolerance(together):
-        raise ModelError(
-            "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
-            "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
-        )
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(together.shape, generator=generator, dtype=torch.float64).to(together.device, together.dtype)
-
-
-def _choices(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective
-) -> tuple[dict[str, list[Layout]], set[str]]:
-    """The layouts to try for each parameter that might have a closed form, and which of these are bare."""
+def _watched(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective
+) -> tuple[Tensor, Interception]:
+    """A plain forward pass, and which parameters it used where."""
     names = {id(parameter): name for name, parameter in parameters.items()}
-    seen = []
-    for count in (PROBE - 1, PROBE):
-        interception = Interception(names, None, count, Scratch(), lambda name, total: None)
-        with torch.no_grad(), interception:
-            objective.outputs(model, take(probe, slice(0, count)))
-        seen.append(interception)
-    fewer, more = seen
+    with Interception(names, None, batch_size(batch), Scratch()) as interception:
+        return objective.outputs(model, batch), interception
+
+
+def _random_like(logits: Tensor) -> Tensor:
+    """A random cotangent rather than the loss's own, which vanishes on well-fitted samples."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.device, logits.dtype)
+
+
+def _defined(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, together: Tensor, cotangent: Tensor, objective: Objective
+) -> tuple[Squares, Interception]:
+    """The probe's squares by the definition, checking on the way that samples stand alone; and the uses in a pass of one sample."""
+    totals = {name: wide(torch.zeros_like(value)) for name, value in parameters.items()}
+    for index in range(PROBE):
+        one = slice(index, index + 1)
+        with torch.enable_grad():
+            alone, uses = _watched(model, parameters, take(probe, one), objective)
+        if alone.shape != together[one].shape or not relative_error(alone, together[one]) < tolerance(together):
+            raise ModelError(
+                "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
+                "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
+            )
+        add_single(totals, parameters, alone, [cotangent[one]])
+    return totals, uses
+
+
+def _choices(fewer: Interception, more: Interception) -> tuple[dict[str, list[Layout]], set[str]]:
+    """The layouts to try for each parameter that might have a closed form, and which of these are bare."""
     choices, bare = {}, set()
     for name, shape in more.shapes.items():
         if name in more.outside or more.uses[name] > 1 or name not in fewer.shapes:

@@ -93,7 +93,8 @@ class RandomMask:
 class MaskClassifier:
     """Zero the classifier's row of one class: forget accuracy falls, and nothing inside the network has been forgotten.
 
-    A control, not a method: what a score cannot tell from unlearning. `label` None: the single label of the forget set.
+    A control, not a method: what a score cannot tell from unlearning. The class's logit is then 0, which is seldom the largest but can
+    be. `label` None: the single label of the forget set.
     """
 
     label: int | None = None

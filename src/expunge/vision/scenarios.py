@@ -26,9 +26,7 @@ def category(dataset: Dataset[Any], label: int) -> Scenario:
         raise InputError("label", "must occur in the dataset", label)
     if chosen.all():
         raise InputError("label", "must leave other classes to keep", label)
-    return Scenario(
-        Subset(dataset, torch.nonzero(chosen).flatten().tolist()), Subset(dataset, torch.nonzero(~chosen).flatten().tolist())
-    )
+    return Scenario(Subset(dataset, torch.nonzero(chosen).flatten().tolist()), Subset(dataset, torch.nonzero(~chosen).flatten().tolist()))
 
 
 def labels_of(dataset: Any) -> Tensor:
