@@ -14,6 +14,7 @@ from expunge.errors import InputError
 from expunge.objective import Batch
 
 Data = Any  # a Dataset, a DataLoader, or an iterable of batches
+FORMS = "must be a dataset, a data loader or an iterable of batches"
 
 
 def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -89,32 +90,39 @@ def as_batches(data: Data, argument: str = "batches", batch_size: int = 128) -> 
     (its own shuffling is the epoch's); an iterator, which can be read only once, is kept in memory."""
     if isinstance(data, Batches):
         return data
+    if isinstance(data, (str, bytes, Mapping)):
+        raise InputError(argument, FORMS, type(data).__name__)
     if isinstance(data, DataLoader):
-        found = _from_loader(data)
+        found = _from_loader(data, argument)
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__") and _yields_samples(data)):
-        found = _from_dataset(data, batch_size)
-    elif isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping, Tensor)):
+        found = _from_dataset(data, argument, batch_size)
+    elif isinstance(data, Iterable):
         found = _from_list(list(data))
     else:
-        raise InputError(argument, "must be a dataset, a data loader or an iterable of batches", type(data).__name__)
+        raise InputError(argument, FORMS, type(data).__name__)
     if len(found) == 0:
         raise InputError(argument, "must not be empty")
     return found
 
 
 def _yields_samples(data: Any) -> bool:
-    """A list holds samples where its entries hold numbers or tensors without dimensions, such as a label; else batches."""
+    """A list holds samples where its first entry holds a number or an array without dimensions, such as a label; else batches."""
     if not isinstance(data, (list, tuple)):
         return True
-    return len(data) > 0 and any(not isinstance(part, Tensor) or part.dim() == 0 for part in _parts(data[0]))
+    return len(data) > 0 and any(getattr(leaf, "ndim", 0) == 0 for leaf in _leaves(data[0]))
 
 
-def _parts(sample: Any) -> Iterable[Any]:
-    return sample.values() if isinstance(sample, Mapping) else sample if isinstance(sample, (tuple, list)) else (sample,)
+def _leaves(entry: Any) -> Iterator[Any]:
+    """What an entry holds, however nested; names and missing values, which tell nothing, left out."""
+    if isinstance(entry, (Mapping, tuple, list)):
+        for part in entry.values() if isinstance(entry, Mapping) else entry:
+            yield from _leaves(part)
+    elif entry is not None and not isinstance(entry, (str, bytes)):
+        yield entry
 
 
-def _from_loader(loader: DataLoader[Any]) -> Batches:
-    return Batches(lambda seed: iter(loader), len(loader))
+def _from_loader(loader: DataLoader[Any], argument: str) -> Batches:
+    return Batches(lambda seed: iter(loader), _length(loader, argument))
 
 
 def _from_list(held: list[Batch]) -> Batches:
@@ -124,29 +132,54 @@ def _from_list(held: list[Batch]) -> Batches:
     return Batches(read, len(held))
 
 
-def _from_dataset(dataset: Any, batch_size: int) -> Batches:
+def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
+    length = _length(dataset, argument)
     columns = _columns(dataset)
-    length = len(dataset)
 
     def read(seed: int | None) -> Iterator[Batch]:
         order = torch.arange(length) if seed is None else _order(length, seed)
         for rows in order.split(batch_size):
-            if columns is None:
-                yield torch.utils.data.default_collate([dataset[int(index)] for index in rows])
-            else:
-                yield tuple(column[rows.to(column.device)] for column in columns)
+            yield _collated([dataset[int(row)] for row in rows], argument) if columns is None else columns.take(rows)
 
     return Batches(read, -(-length // batch_size))
 
 
-def _columns(dataset: Any) -> tuple[Tensor, ...] | None:
-    """Tensor datasets, and subsets of them, are indexed a batch at a time."""
-    if isinstance(dataset, TensorDataset):
-        return dataset.tensors
-    if isinstance(dataset, Subset):
+def _collated(samples: list[Any], argument: str) -> Batch:
+    try:
+        return torch.utils.data.default_collate(samples)
+    except (TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(argument, f"samples must be tensors or numbers of one shape ({reason})", type(samples[0]).__name__) from error
+
+
+def _length(data: Any, argument: str) -> int:
+    try:
+        return len(data)
+    except TypeError as error:
+        rule = "must have a length, and so must the dataset of a loader; give a list of batches instead"
+        raise InputError(argument, rule, type(data).__name__) from error
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Tensors that are indexed a batch at a time, and which of their rows count (None: all). Nothing is copied before a batch is read."""
+
+    tensors: tuple[Tensor, ...]
+    rows: Tensor | None = None
+
+    def take(self, rows: Tensor) -> Batch:
+        chosen = rows if self.rows is None else self.rows[rows]
+        return tuple(tensor[chosen.to(tensor.device)] for tensor in self.tensors)
+
+
+def _columns(dataset: Any) -> _Columns | None:
+    """Tensor datasets and subsets of them, unless a subclass has its own way to make a sample."""
+    if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
+        return _Columns(dataset.tensors)
+    if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
         columns = _columns(dataset.dataset)
         rows = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
-        return None if columns is None else tuple(column[rows.to(column.device)] for column in columns)
+        return columns and _Columns(columns.tensors, rows if columns.rows is None else columns.rows[rows])
     return None
 
 

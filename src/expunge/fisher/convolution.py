@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from expunge.fisher.scratch import Scratch, add_squares, chunks, summed_products
+from expunge.fisher.scratch import Scratch, add_squared_products, add_squares, chunks, summed_products
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 
     positions = math.prod(gradients.shape[2:])
     if positions > SMALL and frames == 1 and inputs.shape[1] // geometry.groups >= 8:
         return by_groups
-    return by_taps if positions <= 64 else by_columns
+    return by_taps if positions <= PAIRS else by_columns
 
 
 def memory_format(inputs: Tensor, geometry: Geometry) -> torch.memory_format:
@@ -75,18 +75,10 @@ def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
             continue
         a = _rows(images[(slice(None), *there)], scratch, "a").view(samples, -1, groups, wide)
         g = _rows(slopes[(slice(None), *here)], scratch, "g").view(samples, -1, groups, out)
-        positions = a.shape[1]
-        if positions <= PAIRS and groups == 1:
+        if a.shape[1] <= PAIRS and groups == 1:
             total[index, 0] += _pairs(a[:, :, 0], g[:, :, 0])
             continue
-        for rows in chunks(samples, groups * out * wide, a):
-            product = scratch.take("products", (len(rows) * groups, out, wide), a)
-            torch.bmm(
-                g[rows.start : rows.stop].permute(0, 2, 3, 1).reshape(-1, out, positions),
-                a[rows.start : rows.stop].transpose(1, 2).reshape(-1, positions, wide),
-                out=product,
-            )
-            add_squares(total[index], product.view(len(rows), groups, out, wide))
+        add_squared_products(total[index], g.permute(0, 2, 3, 1), a.transpose(1, 2), scratch)
     return total.view(*geometry.kernel, groups * out, wide).movedim((-2, -1), (0, 1))
 
 
@@ -105,7 +97,7 @@ def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: S
         images.stride(-1),
     )
     total = scratch.total(name, (groups, taps * wide, out), inputs)
-    for rows in chunks(samples, groups * max(out, positions) * taps * wide, inputs):
+    for rows in chunks(samples, groups * positions * taps * wide, inputs):
         part = images[rows.start * frames : rows.stop * frames]
         patches = part.as_strided((len(part), groups, *size, *geometry.kernel, wide), strides)
         if frames > 1:
@@ -116,9 +108,7 @@ def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: S
         if positions <= PAIRS and groups == 1:
             total[0] += _pairs(g[:, 0], columns.view(-1, positions, taps * wide))
             continue
-        product = scratch.take("products", (len(rows) * groups, taps * wide, out), inputs)
-        torch.bmm(columns.view(-1, positions, taps * wide).transpose(1, 2), g.reshape(-1, positions, out), out=product)
-        add_squares(total, product.view(len(rows), groups, taps * wide, out))
+        add_squared_products(total, columns.view(-1, groups, positions, taps * wide).transpose(2, 3), g, scratch)
     return total.view(groups, *geometry.kernel, wide, out).movedim((-1, -2), (1, 2)).flatten(0, 1)
 
 
@@ -170,12 +160,11 @@ def _padded(inputs: Tensor, geometry: Geometry) -> Tensor:
 def _windows(
     tap: tuple[int, ...], image: torch.Size, output: torch.Size, geometry: Geometry
 ) -> tuple[list[slice] | None, list[slice]]:
-    """Where a tap falls inside the image: the input positions it reads, and the output positions it reads them for."""
+    """Where a tap falls inside the image: the input positions it reads (None for none), and the output positions it reads them for."""
     there, here = [], []
-    for index, size, count, stride, padding, dilation in zip(
-        tap, image, output, geometry.stride, geometry.padding, geometry.dilation, strict=True
-    ):
-        offset = index * dilation - padding
+    for dimension, (index, size, count) in enumerate(zip(tap, image, output, strict=True)):
+        stride = geometry.stride[dimension]
+        offset = index * geometry.dilation[dimension] - geometry.padding[dimension]
         low = max(0, -(offset // stride))  # the smallest l with l·stride + offset >= 0
         high = min(count, (size - 1 - offset) // stride + 1)
         if high <= low:

@@ -66,7 +66,7 @@ def diagonal(
         for batch in track(data, f"Fisher ({kind})", total=len(data), enabled=progress):
             check_batch(batch, "batches", objective)
             adder.add(to_device(batch, device))
-    return FisherSums(adder.totals, adder.count, kind, digest)
+    return FisherSums(adder.totals(), adder.count, kind, digest)
 
 
 class _Totals:
@@ -74,13 +74,21 @@ class _Totals:
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
         self.model, self.parameters, self.objective = model, parameters, objective
-        self.totals = {name: torch.zeros_like(value, dtype=torch.float64, memory_format=torch.contiguous_format) for name, value in parameters.items()}
+        self.held: dict[str, Tensor] = {}
         self.count = 0
 
     def commit(self, squares: Squares, count: int) -> None:
         for name, square in squares.items():
-            self.totals[name].add_(square.detach())
+            if name in self.held:
+                self.held[name].add_(square)
+            else:
+                # In the memory order the squares come in (a convolution's may be permuted), so that adding runs along memory.
+                self.held[name] = square.detach().to(torch.float64, memory_format=torch.preserve_format, copy=True)
         self.count += count
+
+    def totals(self) -> dict[str, Tensor]:
+        none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.held}
+        return {name: (none if name in none else self.held)[name].contiguous() for name in self.parameters}
 
 
 class _Batchwise(_Totals):

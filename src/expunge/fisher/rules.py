@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from expunge.fisher import convolution
 from expunge.fisher.convolution import Geometry
 from expunge.fisher.layouts import Layout
-from expunge.fisher.scratch import Scratch, add_squares, chunks, summed_products, wide
+from expunge.fisher.scratch import Scratch, add_squared_products, summed_products, wide
 
 Context = Any
 
@@ -54,10 +54,7 @@ def squared_products(a: Tensor, g: Tensor, scratch: Scratch, name: str) -> Tenso
     total = scratch.total(name, (g.shape[2], a.shape[2]), a)
     if a.shape[1] == 1:
         return total.add_(summed_products(wide(g[:, 0]).square(), wide(a[:, 0]).square()))
-    for rows in chunks(a.shape[0], total.numel(), a):
-        product = scratch.take("products", (len(rows), *total.shape), a)
-        torch.bmm(g[rows.start : rows.stop].transpose(1, 2), a[rows.start : rows.stop], out=product)
-        add_squares(total, product)
+    add_squared_products(total[None], g.transpose(1, 2)[:, None], a[:, None], scratch)
     return total
 
 

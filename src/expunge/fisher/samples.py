@@ -62,12 +62,16 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
     widest = max((value for value in chosen.values()), key=lambda value: value.element_size())
     for rows in chunks(batch_size(batch), max(1, size // 16), widest):  # vmap gains from many samples: a wider budget
         cut = slice(rows.start, rows.stop)
-        for name, squares in vmap(one)(take(batch, cut), stacked[cut]).items():
+        with torch.no_grad():  # for the parameters that are not asked for
+            found = vmap(one)(take(batch, cut), stacked[cut])
+        for name, squares in found.items():
             totals[name].add_(squares.sum(0))
     return totals
 
 
 def relative_error(found: Tensor, reference: Tensor) -> float:
     """max |found − reference| / max |reference|; 0 where both vanish."""
-    difference, size = (float(tensor.detach().abs().amax()) if tensor.numel() else 0.0 for tensor in (found - reference, reference))
+    difference, size = (
+        float(tensor.detach().abs().amax()) if tensor.numel() else 0.0 for tensor in (found.detach() - reference, reference)
+    )
     return difference / size if size else (math.inf if difference else 0.0)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20}  # what of per-sample gradients is alive at a time
+CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20}  # what of per-sample tensors is alive at a time
+LARGE_BYTES = {"cpu": 1 << 19, "cuda": 256 << 20}  # from here on a sample's product is worth a matmul of its own
 
 
 class Scratch:
@@ -50,11 +51,27 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def chunks(samples: int, size: int, like: Tensor) -> Iterator[range]:
-    """Ranges of samples whose per-sample tensors of `size` entries stay within the budget together."""
-    budget = CHUNK_BYTES.get(like.device.type, CHUNK_BYTES["cuda"])
-    step = max(1, min(samples, budget // max(1, size * like.element_size())))
+    """Ranges of samples whose tensors of `size` entries each stay within the budget together."""
+    step = max(1, min(samples, CHUNK_BYTES[_place(like)] // max(1, size * like.element_size())))
     for start in range(0, samples, step):
         yield range(start, min(start + step, samples))
+
+
+def add_squared_products(total: Tensor, left: Tensor, right: Tensor, scratch: Scratch) -> None:
+    """total += Σ_n (left_n right_n)² for (N, groups, I, L) and (N, groups, L, O) as (groups, I, O)."""
+    samples, groups = left.shape[:2]
+    shape = (left.shape[2], right.shape[3])
+    if groups * math.prod(shape) * left.element_size() >= LARGE_BYTES[_place(left)]:
+        product = scratch.take("products", shape, left)
+        for group in range(groups):
+            for one, other in zip(left[:, group], right[:, group], strict=True):
+                torch.mm(one, other, out=product)
+                total[group].addcmul_(product, product)
+        return
+    for rows in chunks(samples, groups * math.prod(shape), left):
+        product = scratch.take("products", (len(rows) * groups, *shape), left)
+        torch.bmm(*(part[rows.start : rows.stop].flatten(0, 1) for part in (left, right)), out=product)
+        add_squares(total, product.view(len(rows), groups, *shape))
 
 
 def add_squares(total: Tensor, products: Tensor) -> None:
@@ -62,14 +79,8 @@ def add_squares(total: Tensor, products: Tensor) -> None:
     products = products.to(total.dtype)
     if products.is_cuda and products.shape[0] > 1:
         total.add_(torch.linalg.vector_norm(products, dim=0).square_())  # one read of the products, where a square and a sum take three
-    elif products.shape[0] <= FEW:
-        for product in products:
-            total.addcmul_(product, product)
     else:
         total.add_(products.square_().sum(0))
-
-
-FEW = 4  # large products: one fused pass over each
 
 
 def summed_products(left: Tensor, right: Tensor) -> Tensor:
@@ -83,3 +94,7 @@ def summed_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 ROWS = 512
+
+
+def _place(tensor: Tensor) -> str:
+    return "cpu" if tensor.device.type == "cpu" else "cuda"

@@ -1,0 +1,69 @@
+"""What the documents say works: every block of Python runs, every example runs, every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import expunge
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def named(paths: list[Path]) -> dict[str, Path]:
+    return {str(path.relative_to(ROOT)): path for path in paths}
+
+
+@pytest.mark.parametrize("page", [name for name, path in named(PAGES).items() if BLOCK.search(path.read_text())])
+def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / page).read_text()
+    namespace: dict[str, object] = {"__name__": page}
+    with torch.random.fork_rng([]):
+        for block in BLOCK.finditer(text):
+            line = text.count("\n", 0, block.start(1))
+            # Empty lines in front, so that an error shows the line of the page.
+            exec(compile("\n" * line + block[1], str(ROOT / page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("example", named(EXAMPLES))
+def test_examples_run(example, tmp_path):
+    path = os.pathsep.join([str(Path(expunge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", str(ROOT / example)]
+    finished = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_links_resolve(page):
+    for target in LINK.findall((ROOT / page).read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (ROOT / page).parent / path if path else ROOT / page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), target
+
+
+def test_the_pages_and_the_readme_name_what_is_there():
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"`{method.__name__}`" in readme for method in expunge.METHODS.values())
+    assert all(str(path.relative_to(ROOT)) in readme for path in (ROOT / "docs").glob("*.md"))
