@@ -112,11 +112,11 @@ class Case:
 
 
 CASES = {
-    "resnet20": Case(resnet20, (64, 1024), 8),
-    "vgg16": Case(vgg16, (64, 512), 4),
-    "densenet": Case(densenet100, (32, 256), 4),
+    "resnet20": Case(resnet20, (64, 1024), 16),
+    "vgg16": Case(vgg16, (64, 512), 8),
+    "densenet": Case(densenet100, (32, 256), 8),
     "vit": Case(VisionTransformer, (64, 512), 8),
-    "resnet50": Case(ImageNetResNet, (8, 64), 4, image=224, classes=1000),
+    "resnet50": Case(ImageNetResNet, (8, 64), 16, image=224, classes=1000),
 }
 CPU_DEFAULT = ("resnet20", "vgg16", "densenet", "vit")
 CUDA_DEFAULT = ("resnet20", "vgg16", "densenet", "vit", "resnet50")

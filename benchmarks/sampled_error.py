@@ -86,7 +86,7 @@ def main() -> None:
     batches = [(images.double(), labels)]
     print(f"relative error of one draw, {len(labels)} samples, median of {SEEDS} seeds (largest)")
     print(f"{'training':12} {'mean max p':>10} {'parameters':>10}" + "".join(f" {name:>15}" for name in ESTIMATORS))
-    for name, (model, certainty) in networks(none=0, short=5, long=100).items():
+    for name, (model, certainty) in networks(**{"none": 0, "5 epochs": 5, "100 epochs": 100}).items():
         exact = fisher.diagonal(model, batches, kind="expected").sums
         found = {key: [estimate(model, batches, estimator, seed) for seed in range(SEEDS)] for key, estimator in ESTIMATORS.items()}
         for part, chosen in {"all": list(exact), "head": ["3.weight", "3.bias"], "rest": ["1.weight", "1.bias"]}.items():

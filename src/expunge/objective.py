@@ -49,15 +49,15 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
 
 
-def check_labels(logits: Tensor, targets: Tensor) -> None:
+def check_labels(logits: torch.Size, targets: Tensor) -> None:
     """Integer labels must name an output of the head (on CUDA the kernel would otherwise abort the process)."""
-    if targets.is_floating_point() or logits.dim() < 2 or targets.numel() == 0:
+    if targets.is_floating_point() or len(logits) < 2 or targets.numel() == 0:
         return
     if targets.dtype != torch.int64:
         raise InputError("batches", "integer targets must be int64", targets.dtype)
-    low, high = (int(value) for value in torch.aminmax(targets[targets != -100] if logits.dim() > 2 else targets))
-    if low < 0 or high >= logits.shape[1]:
-        raise InputError("batches", f"labels must be in [0, {logits.shape[1]}), the outputs of the head", low if low < 0 else high)
+    low, high = (int(value) for value in torch.aminmax(targets[targets != -100] if len(logits) > 2 else targets))
+    if low < 0 or high >= logits[1]:
+        raise InputError("batches", f"labels must be in [0, {logits[1]}), the outputs of the head", low if low < 0 else high)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ class Objective:
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The losses, checked: one finite-shaped value a sample, labels inside the head."""
-        if self.losses is cross_entropy:
-            check_labels(logits, targets)
+        # A capture cannot look at values: the batches before it and the one it is made from were looked at.
+        if self.losses is cross_entropy and not (targets.is_cuda and torch.cuda.is_current_stream_capturing()):
+            check_labels(logits.shape, targets)
         losses = self.losses(logits, targets)
         if losses.shape != logits.shape[:1]:
             raise InputError("objective.losses", f"must return one loss a sample, shape {tuple(logits.shape[:1])}", tuple(losses.shape))

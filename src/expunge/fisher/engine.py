@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from expunge.artifacts import weights_digest
-from expunge.batches import Data, as_batches, batch_size, device_of, take, to_device
+from expunge.batches import Data, as_batches, batch_size, device_of, take, tensors, to_device
 from expunge.checks import check_batch, check_model
 from expunge.errors import InputError, ModelError
 from expunge.fisher import cotangents as kinds
 from expunge.fisher.batchwise import batch_squares
-from expunge.fisher.passes import closed_forms
+from expunge.fisher.graphs import Graphs
+from expunge.fisher.passes import Pass, closed_forms
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.scratch import Scratch
 from expunge.fisher.sums import FisherSums
 from expunge.fisher.survey import Plan, survey
 from expunge.modes import in_mode, seeded
-from expunge.objective import Batch, Objective
+from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
 
 KINDS = ("empirical", "expected", "sampled", "batch")
@@ -104,6 +105,8 @@ class _Samplewise(_Totals):
         self.generator = numpy.random.Generator(numpy.random.Philox(seed))
         self.scratch = Scratch()
         self.plan: Plan | None = None
+        self.graphs: Graphs | None = None
+        self.logits: torch.Size | None = None  # of the last batch
 
     def add(self, batch: Batch) -> None:
         samples = batch_size(batch)
@@ -120,41 +123,41 @@ class _Samplewise(_Totals):
         else:
             return self.commit(squares, samples)
         # Outside the except block, which would keep the failed pass's tensors alive.
-        self.scratch = Scratch()
+        self.scratch, self.graphs = Scratch(), None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         for half in (slice(0, samples // 2), slice(samples // 2, None)):
             self.add_part(take(batch, half), noise[half])
 
     def squares(self, batch: Batch, noise: Tensor) -> Squares:
+        if batch_size(batch) == 1:  # one sample is its own definition
+            found = self.closed_forms(Plan(), batch, noise)
+            return looped(self.model, list(self.parameters), batch, found.cotangents, self.objective)
+        if self.plan is None:
+            self.plan = survey(self.model, self.parameters, batch, self.objective)
+        plan = self.plan
+        if self.logits is not None and self.objective.losses is cross_entropy:
+            check_labels(self.logits, self.objective.targets(batch))  # a replayed pass cannot
+        found = self.graphs(batch, noise) if self.graphs else self.closed_forms(plan, batch, noise)
+        self.logits = found.logits
+        if found.unexpected:
+            plan.revise(found.unexpected)
+            return self.squares(batch, noise)
+        squares = dict(found.squares)
+        for way, names in ((batched, plan.batched), (looped, plan.looped)):
+            if names:
+                squares |= way(self.model, names, batch, found.cotangents, self.objective)
+        if self.graphs is None and tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or _watched(self.model)):
+            self.graphs = Graphs(lambda batch, noise: self.closed_forms(plan, batch, noise))
+        return squares
+
+    def closed_forms(self, plan: Plan, batch: Batch, noise: Tensor) -> Pass:
         def sent(logits: Tensor) -> Sequence[Tensor]:
             if logits.shape[:1] != (batch_size(batch),):
                 raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
             return list(self.passes(logits.detach(), self.objective.targets(batch), noise))
 
-        if batch_size(batch) == 1:  # one sample is its own definition
-            plan = Plan(looped=list(self.parameters))
-        elif self.plan is None:
-            plan = self.plan = survey(self.model, self.parameters, batch, self.objective)
-        else:
-            plan = self.plan
-        found = closed_forms(self.model, self.parameters, plan.layouts, batch, sent, self.objective, self.scratch)
-        if found.unexpected:
-            self.revise(batch, found.unexpected)
-            return self.squares(batch, noise)
-        squares = {name: found.squares[name] for name in plan.layouts if name in found.squares}
-        for way, names in ((batched, plan.batched), (looped, plan.looped)):
-            if names:
-                squares |= way(self.model, names, batch, found.cotangents, self.objective)
-        return squares
-
-    def revise(self, batch: Batch, names: set[str]) -> None:
-        """Control flow that changes with the data: look again at this batch, and let go of closed forms that still surprise."""
-        assert self.plan is not None
-        for name in names:
-            self.plan.layouts.pop(name, None)
-            if name not in self.plan.batched and name not in self.plan.looped:
-                self.plan.looped.append(name)
+        return closed_forms(self.model, self.parameters, plan.layouts, plan.idle, batch, sent, self.objective, self.scratch)
 
 
 @contextmanager
@@ -187,6 +190,11 @@ def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Param
     if not chosen:
         raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
     return chosen
+
+
+def _watched(model: nn.Module) -> bool:
+    """Somebody's hooks are to be called at every pass."""
+    return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules())
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

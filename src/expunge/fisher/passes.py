@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ from expunge.objective import Batch, Objective
 class Pass:
     squares: Squares  # in scratch memory: they hold until the next pass
     cotangents: Sequence[Tensor]
+    logits: torch.Size
     unexpected: set[str]  # used in a way the layouts do not know: the pass does not count
 
 
@@ -27,14 +28,15 @@ def closed_forms(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     layouts: Mapping[str, Layout],
+    idle: Iterable[str],
     batch: Batch,
     cotangents: Callable[[Tensor], Sequence[Tensor]],
     objective: Objective,
     scratch: Scratch,
 ) -> Pass:
     """Squares of the parameters that have a layout. Their weight gradients are never formed: a `.grad` that appears all the same
-    belongs to a parameter that was used outside the closed forms. All other parameters stand still for the pass."""
-    names = {id(parameters[name]): name for name in layouts}
+    belongs to a parameter that was used outside the closed forms. A use of an `idle` one is unexpected; others stand still."""
+    names = {id(parameters[name]): name for name in (*layouts, *idle)}
     flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
         for name, parameter in parameters.items():
@@ -48,7 +50,7 @@ def closed_forms(
             if logits.requires_grad:
                 logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent))
         unexpected = interception.outside | {name for name in layouts if parameters[name].grad is not None}
-        return Pass(interception.squares, sent, unexpected)
+        return Pass(interception.squares, sent, logits.shape, unexpected)
     finally:
         for name, parameter in parameters.items():
             parameter.grad = None

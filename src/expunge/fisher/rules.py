@@ -6,6 +6,7 @@ returns the gradient of the input alone and hands the squared per-sample gradien
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -241,6 +242,7 @@ def _over_positions(use: Use, tensor: Tensor, ctx: Context) -> Tensor:
     return rows.sum(tuple(range(1, rows.dim() - ctx.dimensions))).square().sum(0)
 
 
-def _exact(gradient: Tensor) -> torch.autocast:
+def _exact(gradient: Tensor) -> AbstractContextManager[Any]:
     """Types are as the forward pass chose them: no second cast in backward."""
-    return torch.autocast(gradient.device.type, enabled=False)
+    place = gradient.device.type
+    return torch.autocast(place, enabled=False) if torch.is_autocast_enabled(place) else nullcontext()

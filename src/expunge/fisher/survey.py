@@ -32,6 +32,14 @@ class Plan:
     layouts: dict[str, Layout] = field(default_factory=dict)  # by closed form
     batched: list[str] = field(default_factory=list)  # by torch.func
     looped: list[str] = field(default_factory=list)  # one sample at a time
+    idle: list[str] = field(default_factory=list)  # not used so far
+
+    def revise(self, names: set[str]) -> None:
+        """Control flow that changes with the data: let go of the closed forms that met a use they do not know."""
+        for name in names:
+            self.layouts.pop(name, None)
+        self.idle = [name for name in self.idle if name not in names]
+        self.looped += sorted(names - {*self.batched, *self.looped})
 
 
 def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
@@ -51,7 +59,8 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
             break
         choices = {name: found[name in wrong :] for name, found in choices.items() if found[name in wrong :]}
     plan = Plan({name: found[0] for name, found in choices.items()})
-    rest = [name for name in parameters if name not in plan.layouts]
+    plan.idle = [name for name in parameters if not (more.uses[name] or fewer.uses[name] or bool(reference[name].any()))]
+    rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
     if rest:
         try:
             found = batched(model, rest, probe, [cotangent], objective)
@@ -121,7 +130,7 @@ def _wrong(
 ) -> set[str] | None:
     """The names whose closed form does not give the reference on the probe; None where the pass cannot be made at all."""
     try:
-        found = closed_forms(model, parameters, layouts, probe, lambda logits: [cotangent], objective, Scratch())
+        found = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
         return None
     agreed = {name for name in layouts if name not in found.unexpected and _agree(found.squares.get(name), reference[name])}
