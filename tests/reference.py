@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 
-def fisher(model: nn.Module, batch: tuple[Tensor, Tensor], kind: str = "empirical", dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+def fisher(
+    model: nn.Module, batch: tuple[Tensor, Tensor], kind: str = "empirical", dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
     """Σ_n (∂ log p(y_n|x_n))², or Σ_n Σ_y p(y|x_n) (∂ log p(y|x_n))², by one backward pass a sample (and label)."""
     model = copy.deepcopy(model).to(dtype).eval()
     parameters = dict(model.named_parameters())
@@ -44,5 +46,6 @@ def worst_error(found: dict[str, Tensor], reference: dict[str, Tensor]) -> float
     worst = 0.0
     for name, value in reference.items():
         difference, size = float((found[name] - value).norm()), float(value.norm())
-        worst = max(worst, difference / size if size else float("inf") * (difference > 0) if difference else 0.0)
+        if difference:
+            worst = max(worst, difference / size if size else float("inf"))
     return worst

@@ -121,4 +121,4 @@ def _check_forget(model: nn.Module, forget: Data, objective: Objective, batch_si
                 if not torch.isfinite(logits).all():
                     raise ModelError("model: its outputs on the forget data must be finite")
             if objective.losses is cross_entropy:
-                check_labels(logits, objective.targets(held))
+                check_labels(logits.shape, objective.targets(held))

@@ -198,7 +198,8 @@ class Unknown(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.direction, self.length, self.head = nn.Parameter(torch.randn(3, 2, 3)), nn.Parameter(torch.rand(3, 1, 1)), nn.Linear(3, CLASSES)
+        self.direction, self.length = nn.Parameter(torch.randn(3, 2, 3)), nn.Parameter(torch.rand(3, 1, 1))
+        self.head = nn.Linear(3, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.length * self.direction / self.direction.norm(dim=(1, 2), keepdim=True)
@@ -227,7 +228,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "conv2d large, few channels": (lambda: flat(nn.Conv2d(2, 4, 3, stride=1, padding=1), 400), images(2, 10, 10)),
     "conv2d 1x1": (lambda: flat(nn.Conv2d(3, 4, 1), 100), images(3, 5, 5)),
     "conv2d tiny": (lambda: flat(nn.Conv2d(3, 4, 3, padding=1), 16), images(3, 2, 2)),
-    "conv2d stride and dilation": (lambda: flat(nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2)), 63), images(2, 6, 5)),
+    "conv2d stride, dilation": (lambda: flat(nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2)), 63), images(2, 6, 5)),
     "conv2d strided, large": (lambda: flat(nn.Conv2d(2, 3, 3, stride=2, padding=1, dilation=2), 243), images(2, 19, 19)),
     "conv2d kernel past the edge": (lambda: flat(nn.Conv2d(2, 3, 5, padding=4, stride=3), 12), images(2, 2, 2)),
     "conv2d groups": (lambda: flat(nn.Conv2d(4, 6, 3, groups=2), 54), images(4, 5, 5)),

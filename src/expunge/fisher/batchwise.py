@@ -9,6 +9,7 @@ from torch import nn
 
 from expunge.errors import InputError
 from expunge.fisher.samples import Squares
+from expunge.fisher.scratch import wide
 from expunge.objective import Batch, Objective
 
 
@@ -21,7 +22,7 @@ def batch_squares(model: nn.Module, parameters: Mapping[str, nn.Parameter], batc
         logits = objective.outputs(model, batch)
         if logits.dim() != 2:
             raise InputError("kind", "the batch rule needs logits of shape (N, K)", tuple(logits.shape))
-        losses = -logits.float().log_softmax(1).mean(0) if logits.dtype in (torch.float16, torch.bfloat16) else -logits.log_softmax(1).mean(0)
+        losses = -wide(logits).log_softmax(1).mean(0)
     chances = logits.detach().double().softmax(1).mean(0)
     squares = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
     for label, chance in enumerate(chances):

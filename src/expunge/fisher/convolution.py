@@ -157,9 +157,7 @@ def _padded(inputs: Tensor, geometry: Geometry) -> Tensor:
     return F.pad(inputs, [side for pad in reversed(geometry.padding) for side in (pad, pad)])
 
 
-def _windows(
-    tap: tuple[int, ...], image: torch.Size, output: torch.Size, geometry: Geometry
-) -> tuple[list[slice] | None, list[slice]]:
+def _windows(tap: tuple[int, ...], image: torch.Size, output: torch.Size, geometry: Geometry) -> tuple[list[slice] | None, list[slice]]:
     """Where a tap falls inside the image: the input positions it reads (None for none), and the output positions it reads them for."""
     there, here = [], []
     for dimension, (index, size, count) in enumerate(zip(tap, image, output, strict=True)):

@@ -98,7 +98,9 @@ class _Batchwise(_Totals):
 
 
 class _Samplewise(_Totals):
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, kind: str, draws: int, seed: int) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, kind: str, draws: int, seed: int
+    ) -> None:
         super().__init__(model, parameters, objective)
         self.passes = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
         self.draws = draws if kind == "sampled" else 0

@@ -1,12 +1,13 @@
 """Stand between a model and torch for one pass: operations on known parameters go through their closed forms.
 
-Working on operations rather than on modules, functional use, subclasses, and modules that hold their weights for others to use (attention) need nothing special.
+Working on operations rather than on modules, functional use, subclasses, and modules that hold their weights for others to use
+(attention) need nothing special.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -31,7 +32,7 @@ class Interception(TorchFunctionMode):
     `outside` names used where no closed form applies; they need per-sample gradients
     """
 
-    def __init__(self, names: dict[int, str], layouts: dict[str, Layout] | None, samples: int, scratch: Scratch):
+    def __init__(self, names: Mapping[int, str], layouts: Mapping[str, Layout] | None, samples: int, scratch: Scratch):
         super().__init__()
         self.names, self.layouts, self.samples, self.scratch = names, layouts, samples, scratch
         self.squares: dict[str, Tensor] = {}
@@ -68,8 +69,8 @@ class Interception(TorchFunctionMode):
     def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""
         found = [(index, name) for index, value in enumerate(args) if (name := self.name(value)) is not None]
-        nested = {name for value in [*args, *kwargs.values()] if isinstance(value, (list, tuple)) for part in value if (name := self.name(part))}
-        nested |= {name for value in kwargs.values() if (name := self.name(value))}
+        grouped = [part for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)) for part in value]
+        nested = {name for value in (*grouped, *kwargs.values()) if (name := self.name(value)) is not None}
         label = getattr(function, "__name__", "")
         if not (found or nested) or label in DESCRIBING:
             return function(*args, **kwargs)
@@ -93,10 +94,28 @@ class Interception(TorchFunctionMode):
 
 
 # Reading a parameter's shape or type is not using it.
-DESCRIBING = {"__get__", "__set__", "dim", "size", "numel", "stride", "is_floating_point", "is_complex", "__len__", "__hash__", "element_size"}
-DESCRIBING |= {"is_contiguous", "data_ptr", "ndimension", "__repr__", "nelement", "type", "get_device", "storage_offset", "detach"}
-ELEMENTWISE = {"add", "mul", "sub", "div", "true_divide", "__add__", "__radd__", "__mul__", "__rmul__", "__sub__", "__rsub__", "__truediv__"}
-ELEMENTWISE |= {"__iadd__", "__imul__", "__isub__", "__itruediv__", "add_", "mul_", "sub_", "div_", "multiply", "subtract", "divide"}
+DESCRIBING = {
+    *(
+        "__get__",
+        "__set__",
+        "__len__",
+        "__hash__",
+        "__repr__",
+        "dim",
+        "ndimension",
+        "size",
+        "numel",
+        "nelement",
+        "stride",
+        "storage_offset",
+    ),
+    *("is_floating_point", "is_complex", "is_contiguous", "element_size", "data_ptr", "type", "get_device", "detach"),
+}
+ELEMENTWISE = {
+    *("add", "mul", "sub", "div", "true_divide", "multiply", "subtract", "divide", "add_", "mul_", "sub_", "div_"),
+    *("__add__", "__radd__", "__mul__", "__rmul__", "__sub__", "__rsub__", "__truediv__"),
+    *("__iadd__", "__imul__", "__isub__", "__itruediv__"),
+}
 
 
 def _lifted_shape(label: str, parameter: Tensor, other: Any) -> tuple[int, ...] | None:
@@ -148,7 +167,8 @@ def _convolution(dimensions: int, transposed: bool) -> Callable[..., Any]:
         if use is None:
             return function(*args, **kwargs)
         kernel = tuple(weight.shape[2:])
-        stride, dilation, extra = (_each(given.get(name, default), dimensions) for name, default in (("stride", 1), ("dilation", 1), ("output_padding", 0)))
+        defaults = {"stride": 1, "dilation": 1, "output_padding": 0}
+        stride, dilation, extra = (_each(given.get(name, default), dimensions) for name, default in defaults.items())
         padding = given.get("padding", 0)
         if isinstance(padding, str):
             if padding == "same":
@@ -207,7 +227,7 @@ def _attention(mode: Interception, function: Any, args: tuple[Any, ...], kwargs:
 
 def _undispatched(function: FunctionType) -> FunctionType:
     """A copy of one of torch's Python functions that does not hand itself to the mode again."""
-    never = {"has_torch_function": lambda *_: False, "has_torch_function_variadic": lambda *_: False, "has_torch_function_unary": lambda *_: False}
+    never = dict.fromkeys(("has_torch_function", "has_torch_function_variadic", "has_torch_function_unary"), lambda *_: False)
     copy = FunctionType(function.__code__, function.__globals__ | never, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
@@ -241,12 +261,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     F.layer_norm: _normalisation("input normalized_shape weight bias eps", lambda inputs, weight: inputs.dim() - weight.dim()),
     F.rms_norm: _normalisation("input normalized_shape weight eps", lambda inputs, weight: inputs.dim() - weight.dim()),
     F.group_norm: _normalisation("input num_groups weight bias eps", lambda inputs, weight: 1),
-    F.instance_norm: _normalisation(
-        "input running_mean running_var weight bias use_input_stats momentum eps", lambda inputs, weight: 1
-    ),
+    F.instance_norm: _normalisation("input running_mean running_var weight bias use_input_stats momentum eps", lambda inputs, weight: 1),
     F.embedding: _embedding,
     F.multi_head_attention_forward: _attention,
     torch.Tensor.view: _view,
 }
-
-

@@ -1,7 +1,8 @@
 """Closed forms by operation: Σ_n (∂ log p_n / ∂w)² from an operation's input and the gradient of its output.
 
 Each class is an autograd function that stands in for an operation during a pass. Its forward is the operation's own; its backward
-returns the gradient of the input alone and hands the squared per-sample gradients of the weights to a `Use`; a weight gradient is never formed.
+returns the gradient of the input alone and hands the squared per-sample gradients of the weights to a `Use`. A weight gradient is
+never formed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Linear(torch.autograd.Function):
         return F.linear(inputs, weight.t() if transposed else weight, bias)
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
@@ -92,7 +93,14 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, use: Use, geometry: Geometry, transposed: bool, extra: tuple[int, ...], inputs: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Context,
+        use: Use,
+        geometry: Geometry,
+        transposed: bool,
+        extra: tuple[int, ...],
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
     ) -> Tensor:
         inputs = inputs.contiguous(memory_format=convolution.memory_format(inputs, geometry))
         ctx.use, ctx.geometry, ctx.transposed, ctx.extra = use, geometry, transposed, extra
@@ -102,7 +110,7 @@ class Convolution(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
@@ -140,7 +148,7 @@ class Affine(torch.autograd.Function):
         return scaled if shift is None else scaled + shift
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         normalised, scale = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
@@ -165,7 +173,7 @@ class FrozenBatchNorm(torch.autograd.Function):
         return torch.ops.aten.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, epsilon)[0]
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, mean, inverse, weight = ctx.saved_tensors
         use: Use = ctx.use
         shape = (-1,) + (1,) * (inputs.dim() - 2)
@@ -193,7 +201,7 @@ class Embedding(torch.autograd.Function):
         return found if use.layout.frames else expanded(found, use.samples)
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (indices,) = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
@@ -223,7 +231,7 @@ class Lift(torch.autograd.Function):
         return parameter.reshape(shape).expand(use.samples, *shape[1:]).clone()
 
     @staticmethod
-    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         assert use.weight is not None
         use.add(use.weight, wide(gradient).square().sum(0).reshape(ctx.shape))

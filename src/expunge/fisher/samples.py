@@ -53,7 +53,7 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
 
             return objective.outputs(call, each_tensor(sample, lambda tensor: tensor[None]))[0]
 
-        logits, pull = vjp(outputs, chosen)
+        logits, pull = vjp(outputs, chosen)[:2]
         (gradients,) = vmap(pull)(rows.to(logits.dtype))
         return {name: wide(gradient).square().sum(0) for name, gradient in gradients.items()}
 

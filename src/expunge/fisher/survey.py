@@ -7,13 +7,15 @@ what that cannot do, one sample after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from expunge.batches import batch_size, take
+from expunge.batches import batch_size, device_of, each_tensor, take
 from expunge.errors import ModelError
 from expunge.fisher.interception import Interception
 from expunge.fisher.layouts import Layout, infer
@@ -42,14 +44,45 @@ class Plan:
         self.looped += sorted(names - {*self.batched, *self.looped})
 
 
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """TF32 off: its rounding, of some percent in a deep network, would hide what the check looks for."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@_full_precision()
 def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
-    """A plan for these parameters, from the first samples of a batch of at least two."""
+    """A plan for these parameters, from the first samples of a batch of at least two.
+
+    Where rounding alone may have failed a closed form (a ReLU that flips changes a gradient by percents), a copy in float64 decides.
+    """
     probe = take(batch, slice(0, PROBE))
+    plan, failed = _survey(model, parameters, probe, objective)
+    if failed and any(value.dtype != torch.float64 for value in parameters.values()):
+        try:
+            twin = copy.deepcopy(model).double()
+            named = dict(twin.named_parameters())
+            wide_probe = each_tensor(probe, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+            with torch.autocast(device_of(twin).type, enabled=False):
+                plan, _ = _survey(twin, {name: named[name] for name in parameters}, wide_probe, objective)
+        except Exception:  # a model that cannot be copied or cannot run in float64: the plan it has is exact too
+            return plan
+    return plan
+
+
+def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective) -> tuple[Plan, bool]:
+    """The plan, and whether a closed form failed its check."""
     with torch.no_grad():
         together, more = _watched(model, parameters, probe, objective)
     cotangent = _random_like(together)
     reference, fewer = _defined(model, parameters, probe, together, cotangent, objective)
     choices, bare = _choices(fewer, more)
+    started = len(choices)
     while choices:
         layouts = {name: found[0] for name, found in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, objective)
@@ -68,12 +101,10 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
             found = {}
         plan.batched = [name for name in rest if name in found and _agree(found[name], reference[name])]
         plan.looped = [name for name in rest if name not in plan.batched]
-    return plan
+    return plan, len(choices) < started
 
 
-def _watched(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective
-) -> tuple[Tensor, Interception]:
+def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> tuple[Tensor, Interception]:
     """A plain forward pass, and which parameters it used where."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     with Interception(names, None, batch_size(batch), Scratch()) as interception:
@@ -147,5 +178,5 @@ def tolerance(tensor: Tensor) -> float:
     """How far two sound computations may be apart; a wrong layout or a square of sums is off by a good part of the whole."""
     if tensor.dtype == torch.float64:
         return 1e-6
-    coarse = tensor.dtype != torch.float32 or torch.is_autocast_enabled(tensor.device.type) or (tensor.is_cuda and torch.backends.cudnn.allow_tf32)
+    coarse = tensor.dtype != torch.float32 or torch.is_autocast_enabled(tensor.device.type)
     return 0.15 if coarse else 1e-2

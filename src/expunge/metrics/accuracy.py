@@ -28,7 +28,7 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
             if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
                 found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
                 raise InputError("data", "accuracy needs one integer label for each row of logits", found)
-            check_labels(logits, targets)
+            check_labels(logits.shape, targets)
             valid = targets != IGNORED
             right += ((logits.argmax(1) == targets) & valid).sum()
             counted += valid.sum()
