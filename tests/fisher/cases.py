@@ -275,6 +275,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "weight norm": (Unknown, images(2, 6)),
     "data-dependent": (DataDependent, images(3, 4)),
     "rare use": (RareUse, lambda: torch.cat([torch.randn(4, 5), 100 + torch.randn(3, 5)])),
+    "late use": (lambda: LateToken(), lambda: torch.cat([torch.randn(4, 5), 100 + torch.randn(3, 5)])),
     "unused parameter": (lambda: Unused(), images(5)),
     "one class token added": (lambda: TokenOnly(), images(6)),
 }
@@ -296,6 +297,20 @@ class SequenceFirstAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.attention(x.transpose(0, 1)).mean(0))
+
+
+class LateToken(nn.Module):
+    """A bare parameter and a layer that only later samples use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.extra, self.head = nn.Parameter(torch.randn(1, 5)), nn.Linear(5, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = x.abs().amax(1, keepdim=True) > 50
+        if large.any():
+            x = torch.where(large, torch.tanh(self.extra(x + self.token)), x)
+        return self.head(x)
 
 
 class Unused(nn.Module):

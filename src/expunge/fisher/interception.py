@@ -82,40 +82,28 @@ class Interception(TorchFunctionMode):
             if shape is None or self.uses[name] > (held is not None) or (held is not None and held[0] != shape):
                 self.uses[name] += 1
                 self.outside.add(name)
-            elif self.layouts is not None and name in self.layouts:
+            elif self.layouts is None:
+                self.shapes[name] = None
+            elif name not in self.layouts:
+                self.outside.add(name)
+            else:
                 if held is None:
                     self.uses[name] += 1
                     lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares)
                     held = self._lifted[name] = shape, Lift.apply(lift, shape, args[index])
                 changed[index] = held[1]
-            else:
-                self.shapes[name] = None
         return function(*changed, **kwargs)
 
 
 # Reading a parameter's shape or type is not using it.
-DESCRIBING = {
-    *(
-        "__get__",
-        "__set__",
-        "__len__",
-        "__hash__",
-        "__repr__",
-        "dim",
-        "ndimension",
-        "size",
-        "numel",
-        "nelement",
-        "stride",
-        "storage_offset",
-    ),
-    *("is_floating_point", "is_complex", "is_contiguous", "element_size", "data_ptr", "type", "get_device", "detach"),
-}
-ELEMENTWISE = {
-    *("add", "mul", "sub", "div", "true_divide", "multiply", "subtract", "divide", "add_", "mul_", "sub_", "div_"),
-    *("__add__", "__radd__", "__mul__", "__rmul__", "__sub__", "__rsub__", "__truediv__"),
-    *("__iadd__", "__imul__", "__isub__", "__itruediv__"),
-}
+DESCRIBING = set(
+    "__get__ __set__ __len__ __hash__ __repr__ dim ndimension size numel nelement stride storage_offset data_ptr type get_device detach "
+    "is_floating_point is_complex is_contiguous element_size".split()
+)
+ELEMENTWISE = set(
+    "add mul sub div true_divide multiply subtract divide add_ mul_ sub_ div_ __add__ __radd__ __mul__ __rmul__ __sub__ __rsub__ "
+    "__truediv__ __iadd__ __imul__ __isub__ __itruediv__".split()
+)
 
 
 def _lifted_shape(label: str, parameter: Tensor, other: Any) -> tuple[int, ...] | None:
