@@ -20,10 +20,7 @@ def weights_digest(model: nn.Module) -> str:
     """SHA-256 over the names, types, shapes and bytes of all parameters and buffers."""
     digest = hashlib.sha256()
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        flat = tensor.detach().contiguous().cpu().reshape(-1)
-        if flat.numel():
-            digest.update(flat.view(torch.uint8).numpy().data)
+        _update(digest, name, tensor)
     return digest.hexdigest()
 
 
@@ -49,15 +46,15 @@ def write_json(path: str | os.PathLike[str], content: Any) -> Path:
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Path:
-    """A safetensors file; metadata are strings."""
+    """A safetensors file; metadata are strings, and a digest of it all goes with them."""
     from safetensors.torch import save
 
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return write_bytes(path, save(held, metadata=dict(metadata)))
+    return write_bytes(path, save(held, metadata=dict(metadata) | {"content": _content_digest(held, metadata)}))
 
 
 def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and metadata of a safetensors file that says it holds a `kind`."""
+    """The tensors and metadata of a safetensors file that holds a `kind`, whole and as it was written."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -68,4 +65,20 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
         raise InputError("path", f"must be a whole safetensors file ({error})", os.fspath(path)) from error
     if metadata.get("kind") != kind:
         raise InputError("path", f"must hold {kind!r}", metadata.get("kind", "no kind"))
+    if metadata.pop("content", None) != _content_digest(tensors, metadata):
+        raise InputError("path", f"must hold {kind!r} as it was saved; its content was changed", os.fspath(path))
     return tensors, metadata
+
+
+def _content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name in sorted(tensors):
+        _update(digest, name, tensors[name])
+    return digest.hexdigest()
+
+
+def _update(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    if flat.numel():
+        digest.update(flat.view(torch.uint8).numpy().data)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
+from expunge.artifacts import save_tensors
 from expunge.errors import InputError, MismatchError
 from expunge.fisher import FisherSums, diagonal
 from expunge.vision.digits import raw
@@ -225,6 +226,14 @@ def rewritten(path, change_tensors=None, change_metadata=None):
     return path
 
 
+def forged(path, change_tensors=None, change_metadata=None):
+    """A file whose content digest is right and whose content is not."""
+    with safe_open(path, framework="pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata())
+    del metadata["content"]
+    return save_tensors(path, (change_tensors or dict)(tensors), (change_metadata or dict)(metadata))
+
+
 def first_entry(value: float):
     def change(tensors):
         tensors["3.bias"][0] = value
@@ -254,16 +263,16 @@ def written(content: bytes):
 
 
 FILES = {
-    "negative": (lambda path: rewritten(path, first_entry(-1.0)), "finite sums of squares in float64; found 3.bias"),
-    "not a number": (lambda path: rewritten(path, first_entry(float("nan"))), "finite sums of squares in float64; found 3.bias"),
-    "infinite": (lambda path: rewritten(path, first_entry(float("inf"))), "finite sums of squares in float64; found 3.bias"),
-    "float32": (lambda path: rewritten(path, lambda tensors: {name: total.float() for name, total in tensors.items()}), "in float64"),
-    "another value": (lambda path: rewritten(path, first_entry(1.0)), "as they were saved; its content was changed"),
+    "negative": (lambda path: forged(path, first_entry(-1.0)), "finite sums of squares in float64; found 3.bias"),
+    "not a number": (lambda path: forged(path, first_entry(float("nan"))), "finite sums of squares in float64; found 3.bias"),
+    "infinite": (lambda path: forged(path, first_entry(float("inf"))), "finite sums of squares in float64; found 3.bias"),
+    "float32": (lambda path: forged(path, lambda tensors: {name: total.float() for name, total in tensors.items()}), "in float64"),
+    "another value": (lambda path: rewritten(path, first_entry(1.0)), "as it was saved; its content was changed"),
     "another count": (lambda path: rewritten(path, None, lambda metadata: metadata | {"count": "13"}), "its content was changed"),
     "another digest": (lambda path: rewritten(path, None, lambda metadata: metadata | {"digest": "0" * 64}), "its content was changed"),
     "a parameter less": (lambda path: rewritten(path, lambda tensors: {"3.bias": tensors["3.bias"]}), "its content was changed"),
-    "count not a number": (lambda path: rewritten(path, None, lambda metadata: metadata | {"count": "²"}), "without a whole count"),
-    "no digest": (lambda path: rewritten(path, None, lambda metadata: {"kind": "fisher-sums", "count": "1"}), "without .*digest"),
+    "count not a number": (lambda path: forged(path, None, lambda metadata: metadata | {"count": "²"}), "without a whole count"),
+    "no digest": (lambda path: forged(path, None, lambda metadata: {"kind": "fisher-sums", "count": "1"}), "without .*digest"),
     "a bit flipped": (flipped, "its content was changed|finite sums"),
     "truncated": (truncated, "must be a whole safetensors file"),
     "empty": (written(b""), "must be a whole safetensors file"),
