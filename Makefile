@@ -17,7 +17,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	benchmarks/install
-	PYTHONPATH=src .venv-bench/bin/python benchmarks/fisher_speed.py
+	OMP_WAIT_POLICY=active PYTHONPATH=src .venv-bench/bin/python benchmarks/fisher_speed.py
 
 clean:
 	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -121,7 +121,7 @@ def by_groups(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Sc
         a = inputs[rows.start : rows.stop].contiguous()
         g = gradients[rows.start : rows.stop].contiguous()
         weight = inputs.new_empty(1).expand(len(rows) * out, *shape[1:])  # only its shape is read
-        product = torch.ops.aten.convolution_backward(
+        product = torch.ops.aten.convolution_backward.default(
             g.view(1, -1, *g.shape[2:]), a.view(1, -1, *a.shape[2:]), weight, None,
             geometry.stride, geometry.padding, geometry.dilation, False, [0] * len(geometry.kernel),
             len(rows) * geometry.groups, [False, True, False],

@@ -122,7 +122,7 @@ class Convolution(torch.autograd.Function):
             back = None
             if ctx.needs_input_grad[4]:
                 geometry: Geometry = ctx.geometry
-                back = torch.ops.aten.convolution_backward(
+                back = torch.ops.aten.convolution_backward.default(
                     gradient, inputs.to(gradient.dtype), weight.to(gradient.dtype), None,
                     geometry.stride, geometry.padding, geometry.dilation, ctx.transposed, ctx.extra, geometry.groups,
                     [True, False, False],
@@ -170,7 +170,7 @@ class FrozenBatchNorm(torch.autograd.Function):
         inverse = (variance + epsilon).rsqrt()
         ctx.save_for_backward(inputs, mean, inverse, weight)
         # torch's own kernel: cuDNN's would leave channels-last and come back.
-        return torch.ops.aten.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, epsilon)[0]
+        return torch.ops.aten.native_batch_norm.default(inputs, weight, bias, mean, variance, False, 0.0, epsilon)[0]
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
