@@ -160,34 +160,57 @@ class Affine(torch.autograd.Function):
 
 
 class FrozenBatchNorm(torch.autograd.Function):
-    """BatchNorm in eval mode, a scale and a shift: dγ_n = Σ g (x − μ)/σ, dβ_n = Σ g over the sample's positions."""
+    """BatchNorm in eval mode, a scale and a shift: dγ_n = Σ g (x − μ)/σ, dβ_n = Σ g over the sample's positions.
+
+    On the CPU, where planes lie behind each other, samples × channels are taken for the channels of torch's own kernel.
+    """
 
     @staticmethod
     def forward(
         ctx: Context, use: Use, inputs: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
     ) -> Tensor:
-        ctx.use = use
-        inverse = (variance + epsilon).rsqrt()
-        ctx.save_for_backward(inputs, mean, inverse, weight)
+        ctx.use, ctx.epsilon = use, epsilon
+        ctx.save_for_backward(inputs, mean, variance, weight)
         # torch's own kernel: cuDNN's would leave channels-last and come back.
         return torch.ops.aten.native_batch_norm.default(inputs, weight, bias, mean, variance, False, 0.0, epsilon)[0]
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, mean, inverse, weight = ctx.saved_tensors
+        inputs, mean, variance, weight = ctx.saved_tensors
         use: Use = ctx.use
-        shape = (-1,) + (1,) * (inputs.dim() - 2)
+        planes = inputs.dim() > 2 and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (inputs, gradient))
         with _exact(gradient):
-            if use.weight is not None:
+            if planes and inputs.dtype == gradient.dtype == mean.dtype and use.layout.frames == 1:
+                back, scales, shifts = FrozenBatchNorm.by_planes(
+                    gradient, inputs, weight, mean, variance, ctx.epsilon, ctx.needs_input_grad[1]
+                )
+            else:
+                inverse, shape = (variance + ctx.epsilon).rsqrt(), (-1,) + (1,) * (inputs.dim() - 2)
                 product = torch.sub(inputs, mean.to(inputs.dtype).view(shape), out=use.scratch.take_like("centred", inputs))
-                product.mul_(gradient)
-                use.add(use.weight, (wide(use.by_channel(product, 1)) * inverse).square().sum(0))
-            use.add_bias(gradient, 1)
-            back = None
-            if ctx.needs_input_grad[1]:
-                scale = inverse if weight is None else inverse * weight
-                back = gradient * scale.to(gradient.dtype).view(shape)
+                scales = wide(use.by_channel(product.mul_(gradient), 1)) * inverse
+                shifts = wide(use.by_channel(gradient, 1))
+                back = None
+                if ctx.needs_input_grad[1]:
+                    scale = inverse if weight is None else inverse * weight
+                    back = gradient * scale.to(gradient.dtype).view(shape)
+            if use.weight is not None:
+                use.add(use.weight, scales.square().sum(0))
+            if use.bias is not None:
+                use.add(use.bias, shifts.square().sum(0))
         return None, back, None, None, None, None, None
+
+    @staticmethod
+    def by_planes(
+        gradient: Tensor, inputs: Tensor, weight: Tensor | None, mean: Tensor, variance: Tensor, epsilon: float, needed: bool
+    ) -> tuple[Tensor | None, Tensor, Tensor]:
+        """The input's gradient, and dγ and dβ as (samples, channels)."""
+        samples, channels = inputs.shape[:2]
+        known = [None if tensor is None else tensor.repeat(samples) for tensor in (weight, mean, variance)]
+        flat = [tensor.view(1, samples * channels, *tensor.shape[2:]) for tensor in (gradient, inputs)]
+        back, scales, shifts = torch.ops.aten.native_batch_norm_backward.default(
+            *flat, *known, None, None, False, epsilon, [needed, True, True]
+        )
+        return back.view(inputs.shape) if needed else None, scales.view(samples, channels), shifts.view(samples, channels)
 
 
 class Embedding(torch.autograd.Function):
