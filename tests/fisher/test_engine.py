@@ -187,6 +187,23 @@ def test_own_objective_dict_batches_and_tensor_outputs():
     assert torch.allclose(found.sums["weight"], slopes.square().t() @ x.square())
 
 
+@pytest.mark.parametrize("name", ["frames in the batch", "sequence first", "attention module, sequence first", "linear on sequences"])
+def test_lengths_may_differ_from_batch_to_batch(name):
+    model, (x, y) = build(name)
+    short, long = (x[:3], y[:3]), (torch.cat([x, 2 * x], 1)[3:], y[3:])
+    first, second = reference.fisher(model, short), reference.fisher(model, long)
+    found = diagonal(model, [short, long])
+    assert reference.worst_error(found.sums, {key: first[key] + second[key] for key in first}) <= 1e-10
+
+
+def test_half_precision_of_large_products():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(600, 600), nn.Tanh(), nn.Flatten(), nn.Linear(1200, CLASSES))
+    batch = torch.randn(3, 2, 600), torch.randint(0, CLASSES, (3,))
+    found = diagonal(copy.deepcopy(model).bfloat16(), [(batch[0].bfloat16(), batch[1])])
+    assert reference.worst_error(found.sums, reference.fisher(model, batch)) < 0.1
+
+
 def test_positions_of_a_sample_are_summed_before_the_square():
     torch.manual_seed(0)
     model, x = nn.Conv1d(2, CLASSES, 1).double(), torch.randn(5, 2, 3, dtype=torch.float64)

@@ -149,7 +149,7 @@ class _Samplewise(_Totals):
         for way, names in ((batched, plan.batched), (looped, plan.looped)):
             if names:
                 squares |= way(self.model, names, batch, found.cotangents, self.objective)
-        if self.graphs is None and tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or _watched(self.model)):
+        if self.graphs is None and tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or _hooked(self.model)):
             self.graphs = Graphs(lambda batch, noise: self.closed_forms(plan, batch, noise))
         return squares
 
@@ -194,7 +194,7 @@ def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Param
     return chosen
 
 
-def _watched(model: nn.Module) -> bool:
+def _hooked(model: nn.Module) -> bool:
     """Somebody's hooks are to be called at every pass."""
     return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules())
 

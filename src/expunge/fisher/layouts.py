@@ -11,7 +11,8 @@ from torch import Tensor
 class Layout:
     """Where the samples are in an output: along `dimension`, each with `frames` entries there.
 
-    `frames` > 1: the dimension holds samples × frames; sample by sample when `outer`, frame by frame when not.
+    `frames` > 1: the dimension holds samples × frames; sample by sample when `outer`, frame by frame when not. The number may differ
+    from batch to batch, as lengths do.
     `frames` == 0: the output has no sample dimension (a position table): it is broadcast over the batch.
     """
 
@@ -23,12 +24,12 @@ class Layout:
         """The same values as (samples · frames, ...), each sample's rows together."""
         moved = tensor.movedim(self.dimension, 0) if self.dimension else tensor
         if self.frames > 1 and not self.outer:
-            moved = moved.unflatten(0, (self.frames, samples)).transpose(0, 1).flatten(0, 1)
+            moved = moved.unflatten(0, (-1, samples)).transpose(0, 1).flatten(0, 1)
         return moved
 
     def rows(self, tensor: Tensor, samples: int) -> Tensor:
         """The same values as (samples, frames, ...)."""
-        return self.first(tensor, samples).unflatten(0, (samples, self.frames))
+        return self.first(tensor, samples).unflatten(0, (samples, -1))
 
 
 def infer(fewer: tuple[int, ...], more: tuple[int, ...], samples: int) -> list[Layout]:

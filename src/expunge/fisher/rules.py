@@ -117,7 +117,7 @@ class Convolution(torch.autograd.Function):
             if use.weight is not None:
                 a, g = (use.layout.first(tensor, use.samples) for tensor in (inputs.to(gradient.dtype), gradient))
                 a, g = (g, a) if ctx.transposed else (a, g)
-                use.squares[use.weight] = convolution.squares(a, g, ctx.geometry, use.scratch, use.weight, use.layout.frames)
+                use.squares[use.weight] = convolution.squares(a, g, ctx.geometry, use.scratch, use.weight, len(a) // use.samples)
             use.add_bias(gradient, 1)
             back = None
             if ctx.needs_input_grad[4]:
