@@ -266,3 +266,24 @@ def test_patch_of_the_cpu_on_cuda() -> None:
     assert content(model) != before and all(part.is_cuda for part in patch.mask(model).values())
     patch.revert(model)
     assert content(model) == before
+
+
+def test_setting_changes_parameters_and_buffers_and_takes_it_back():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    values = {"0.weight": before["0.weight"] * torch.tensor([[1.0], [0.5], [1.0]]), "1.running_var": torch.zeros(3)}
+    patch = Patch.setting(model, values)
+    assert len(patch) == 2 + 3 and set(patch.mask(model)) == {"0.weight"}
+    patch.apply(model)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in values.items())
+    patch.revert(model)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"nonsense": torch.zeros(1)}, "parameters or buffers"), ({"weight": torch.zeros(2)}, r"weight must have shape \(3, 2\)")],
+)
+def test_setting_refuses_what_does_not_fit(values, message):
+    with pytest.raises(InputError, match=message):
+        Patch.setting(nn.Linear(2, 3), values)

@@ -20,7 +20,7 @@ from expunge.masks import Mask, masked_parameters
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """New values for some entries of one parameter of this shape; `indices` count its entries row by row."""
+    """New values for some entries of one parameter or buffer of this shape; `indices` count its entries row by row."""
 
     indices: Tensor
     old: Tensor
@@ -30,7 +30,7 @@ class Edit:
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """Edits of a model's parameters, and the digest of the weights they were made for.
+    """Edits of a model's parameters and buffers, and the digest of the weights they were made for.
 
     w_j ← 0 for j in M (paper: the masked parameter ŵ_r), with every w_j kept: `revert` undoes `apply`. `len(patch)` is |M|.
 
@@ -57,6 +57,20 @@ class Patch:
             edits[name] = Edit(indices.cpu(), old, torch.zeros_like(old), tuple(parameter.shape))
         return cls(edits, weights_digest(model))
 
+    @classmethod
+    def setting(cls, model: nn.Module, values: Mapping[str, Tensor]) -> Patch:
+        """What giving these parameters and buffers these values would change; entries that would stay are left out."""
+        held, edits = _tensors(model), {}
+        for name, value in values.items():
+            if name not in held:
+                raise InputError("values", "must name parameters or buffers of the model", name)
+            if value.shape != held[name].shape:
+                raise InputError("values", f"{name} must have shape {tuple(held[name].shape)}", tuple(value.shape))
+            before, after = (tensor.detach().reshape(-1) for tensor in (held[name], value.to(held[name])))
+            indices = (before != after).nonzero().squeeze(1)
+            edits[name] = Edit(indices.cpu(), before[indices].cpu(), after[indices].cpu(), tuple(value.shape))
+        return cls(edits, weights_digest(model))
+
     def apply(self, model: nn.Module) -> None:
         """Set the new values in place, where the old ones are."""
         self._replace(model, {name: (edit.old, edit.new) for name, edit in self.edits.items()}, "this patch was made for")
@@ -66,12 +80,13 @@ class Patch:
         self._replace(model, {name: (edit.new, edit.old) for name, edit in self.edits.items()}, "this patch leaves behind")
 
     def mask(self, model: nn.Module) -> Mask:
-        """True at the edited entries, on the model's device."""
-        found = {}
-        for name, parameter in self._parameters(model).items():
-            flat = torch.zeros(parameter.numel(), dtype=torch.bool, device=parameter.device)
-            flat[self.edits[name].indices.to(parameter.device)] = True
-            found[name] = flat.reshape(parameter.shape)
+        """True at the edited entries of the parameters, on the model's device; buffers are left out."""
+        parameters, found = dict(model.named_parameters(remove_duplicate=False)), {}
+        for name, tensor in self._tensors(model).items():
+            if name in parameters:
+                flat = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
+                flat[self.edits[name].indices.to(tensor.device)] = True
+                found[name] = flat.reshape(tensor.shape)
         return found
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -98,8 +113,8 @@ class Patch:
             raise InputError("path", "must hold a patch and nothing else", sorted(tensors))
         return patch
 
-    def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        held = dict(model.named_parameters(remove_duplicate=False))
+    def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        held = _tensors(model)
         for name, edit in self.edits.items():
             if name not in held:
                 raise MismatchError(f"the patch changes {name}, which the model does not have")
@@ -109,17 +124,21 @@ class Patch:
         return {name: held[name] for name in self.edits}
 
     def _replace(self, model: nn.Module, values: dict[str, tuple[Tensor, Tensor]], which: str) -> None:
-        parameters = self._parameters(model)
-        indices = {name: self.edits[name].indices.to(parameter.device) for name, parameter in parameters.items()}
-        for name, parameter in parameters.items():
-            found = parameter.detach().reshape(-1)[indices[name]]
-            if not torch.equal(_bytes(found), _bytes(values[name][0].to(parameter.device))):
+        tensors = self._tensors(model)
+        indices = {name: self.edits[name].indices.to(tensor.device) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            found = tensor.detach().reshape(-1)[indices[name]]
+            if not torch.equal(_bytes(found), _bytes(values[name][0].to(tensor.device))):
                 raise MismatchError(f"{name} does not hold the values {which}; nothing was changed")
         with torch.no_grad():
-            for name, parameter in parameters.items():
+            for name, tensor in tensors.items():
                 # Entry by entry and not through a flat view, which weights in another memory format do not have.
-                target = parameter if parameter.dim() else parameter.view(1)
-                target[torch.unravel_index(indices[name], target.shape)] = values[name][1].to(parameter.device)
+                target = tensor if tensor.dim() else tensor.view(1)
+                target[torch.unravel_index(indices[name], target.shape)] = values[name][1].to(tensor.device)
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def _check_edit(name: str, edit: Edit) -> None:

@@ -61,3 +61,11 @@ def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | N
     patch.apply(model)
     tune(model, remain, settings, run, mask)
     return patch
+
+
+def change_and_tune(model: nn.Module, values: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:
+    """Give these parameters and buffers these values, then fine-tune; nothing is masked, so nothing is frozen."""
+    patch = Patch.setting(model, values)
+    patch.apply(model)
+    tune(model, remain, settings, run)
+    return patch
