@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy
 import torch
@@ -16,7 +16,8 @@ from expunge.errors import InputError, ModelError
 from expunge.fisher import cotangents as kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.graphs import Graphs
-from expunge.fisher.passes import Pass, closed_forms
+from expunge.fisher.halves import FEWEST, Halves, hooked, twin
+from expunge.fisher.passes import Pass, asking, closed_forms
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.scratch import Scratch
 from expunge.fisher.sums import FisherSums
@@ -64,9 +65,10 @@ def diagonal(
         else:
             adder = _Samplewise(model, wanted, objective, kind, draws, seed)
         device = device_of(model)
-        for batch in track(data, f"Fisher ({kind})", total=len(data), enabled=progress):
-            check_batch(batch, "batches", objective)
-            adder.add(to_device(batch, device))
+        with closing(adder):
+            for batch in track(data, f"Fisher ({kind})", total=len(data), enabled=progress):
+                check_batch(batch, "batches", objective)
+                adder.add(to_device(batch, device))
     return FisherSums(adder.totals(), adder.count, kind, digest)
 
 
@@ -91,6 +93,9 @@ class _Totals:
         none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.held}
         return {name: (none if name in none else self.held)[name].contiguous() for name in self.parameters}
 
+    def close(self) -> None:
+        """No more batches will be added."""
+
 
 class _Batchwise(_Totals):
     def add(self, batch: Batch) -> None:
@@ -108,6 +113,8 @@ class _Samplewise(_Totals):
         self.scratch = Scratch()
         self.plan: Plan | None = None
         self.graphs: Graphs | None = None
+        other = twin(model)
+        self.halves = None if other is None else Halves(model, other)
         self.logits: torch.Size | None = None  # of the last batch
 
     def add(self, batch: Batch) -> None:
@@ -126,6 +133,8 @@ class _Samplewise(_Totals):
             return self.commit(squares, samples)
         # Outside the except block, which would keep the failed pass's tensors alive.
         self.scratch, self.graphs = Scratch(), None
+        if self.halves is not None:
+            self.halves.scratches = Scratch(), Scratch()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         for half in (slice(0, samples // 2), slice(samples // 2, None)):
@@ -149,17 +158,27 @@ class _Samplewise(_Totals):
         for way, names in ((batched, plan.batched), (looped, plan.looped)):
             if names:
                 squares |= way(self.model, names, batch, found.cotangents, self.objective)
-        if self.graphs is None and tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or _hooked(self.model)):
+        if self.graphs is None and tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model)):
             self.graphs = Graphs(lambda batch, noise: self.closed_forms(plan, batch, noise))
         return squares
 
     def closed_forms(self, plan: Plan, batch: Batch, noise: Tensor) -> Pass:
-        def sent(logits: Tensor) -> Sequence[Tensor]:
-            if logits.shape[:1] != (batch_size(batch),):
-                raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
-            return list(self.passes(logits.detach(), self.objective.targets(batch), noise))
+        def run(model: nn.Module, batch: Batch, noise: Tensor, scratch: Scratch) -> Pass:
+            def sent(logits: Tensor) -> Sequence[Tensor]:
+                if logits.shape[:1] != (batch_size(batch),):
+                    raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
+                return list(self.passes(logits.detach(), self.objective.targets(batch), noise))
 
-        return closed_forms(self.model, self.parameters, plan.layouts, plan.idle, batch, sent, self.objective, self.scratch)
+            return closed_forms(model, self.parameters, plan.layouts, plan.idle, batch, sent, self.objective, scratch)
+
+        with asking(self.parameters, plan.layouts):
+            if self.halves is not None and batch_size(batch) >= 2 * FEWEST:
+                return self.halves(run, batch, noise)
+            return run(self.model, batch, noise, self.scratch)
+
+    def close(self) -> None:
+        if self.halves is not None:
+            self.halves.close()
 
 
 @contextmanager
@@ -192,11 +211,6 @@ def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Param
     if not chosen:
         raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
     return chosen
-
-
-def _hooked(model: nn.Module) -> bool:
-    """Somebody's hooks are to be called at every pass."""
-    return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules())
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
