@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-data lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/expunge demo
@@ -11,13 +11,17 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
 
+test-data: $(INSTALLED)
+	@test -n "$(EXPUNGE_DATA)" || { echo "make test-data needs the folder of the datasets: EXPUNGE_DATA=folder make test-data"; exit 2; }
+	EXPUNGE_DATA="$(EXPUNGE_DATA)" $(BIN)/python -m pytest tests/data
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 bench: $(INSTALLED)
 	benchmarks/install
-	OMP_WAIT_POLICY=active PYTHONPATH=src .venv-bench/bin/python benchmarks/fisher_speed.py
+	PYTHONPATH=src .venv-bench/bin/python benchmarks/fisher_speed.py
 
 clean:
 	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -5,7 +5,7 @@ from collections import namedtuple
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from expunge.batches import Batches, as_batches, batch_size, each_tensor, take, tensors
 from expunge.errors import InputError
@@ -34,6 +34,19 @@ class Doubled(TensorDataset):
         return 2 * inputs, label
 
 
+class Whole(Dataset):
+    """Read a batch at a time, and no other way."""
+
+    def __init__(self, first, last):
+        self.first, self.last = first, last
+
+    def __len__(self):
+        return self.last - self.first
+
+    def batch_of(self, rows):
+        return x[self.first : self.last][rows], y[self.first : self.last][rows]
+
+
 class Shifted(Subset):
     def __getitem__(self, index):
         inputs, label = super().__getitem__(index)
@@ -57,6 +70,11 @@ SAME = {
     "dataset": Plain,
     "subset": lambda: Subset(whole, range(10)),
     "subset of a dataset": lambda: Subset(Plain(), range(10)),
+    "concatenation": lambda: ConcatDataset([TensorDataset(x[:3], y[:3]), Subset(whole, [3, 4]), TensorDataset(x[5:], y[5:])]),
+    "concatenation of samples": lambda: ConcatDataset([Subset(Plain(), range(3)), Subset(whole, range(3, 10))]),
+    "whole batches": lambda: Whole(0, 10),
+    "whole batches, a part": lambda: Subset(Whole(0, 10), range(10)),
+    "whole batches, concatenated": lambda: ConcatDataset([Whole(0, 6), Whole(6, 10)]),
     "loader": lambda: DataLoader(Plain(), batch_size=4),
     "list of samples": lambda: [Plain()[index] for index in range(10)],
     "tuple of samples": lambda: tuple(whole[index] for index in range(10)),
@@ -121,6 +139,15 @@ def test_subsets_of_tensors_are_not_copied(monkeypatch):
     assert copied == []
     list(batches)
     assert copied == [2, 2, 2]
+
+
+def test_concatenations_keep_the_order_asked_for():
+    laid = ConcatDataset([Whole(0, 6), TensorDataset(x[6:], y[6:])])
+    assert together(as_batches(Subset(laid, [9, 0, -1, 7, 5, 5, -10]), batch_size=4))[1].tolist() == [9, 0, 9, 7, 5, 5, 0]
+    with pytest.raises(InputError, match="forget: the parts of a concatenation must hold samples of one shape"):
+        list(as_batches(ConcatDataset([whole, TensorDataset(x[:, :2], y)]), "forget", batch_size=20))
+    with pytest.raises(InputError, match="the parts of a concatenation"):
+        list(as_batches(ConcatDataset([whole, TensorDataset(x)]), batch_size=20))
 
 
 def test_subclasses_with_their_own_samples_are_asked_for_them():

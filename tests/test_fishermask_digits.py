@@ -23,12 +23,12 @@ def found() -> list[dict[str, float]]:
 
 def measured(seed: int) -> dict[str, float]:
     data = digits(seed)
-    train, validation, test = (category(part, 0) for part in data)
+    scenario = category(data.train, 0, data.test, data.validation)
     model = demo.trained(data, EPOCHS, seed)
-    method = demo.chosen(model, train, validation, demo.recipe(TUNING_EPOCHS, seed))
-    masked, *_, tuned = unlearn(model, *train, method, watch=test._asdict()).history
+    method = demo.chosen(model, scenario, demo.recipe(TUNING_EPOCHS, seed))
+    masked, *_, tuned = unlearn(model, *scenario, method, watch=scenario.tests).history
     retraining = Retrain(demo.recipe(EPOCHS, seed), fresh=lambda: resnet8(CLASSES, channels=1))
-    retrained = unlearn(model, *train, retraining, watch=test._asdict()).history[-1]
+    retrained = unlearn(model, *scenario, retraining, watch=scenario.tests).history[-1]
     return {
         "masked forget": masked.accuracies["forget"],
         "masked remain": masked.accuracies["remain"],

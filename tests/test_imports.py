@@ -10,8 +10,8 @@ import expunge
 SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
-    {"errors", "objective", "artifacts", "batches", "progress", "modes"},
-    {"checks", "fisher", "scores", "heads", "masks", "patches", "tuning", "metrics"},
+    {"errors", "objective", "artifacts", "batches", "progress", "modes", "replays"},
+    {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "metrics"},
     {"methods"},
     {"unlearning"},
     {"vision"},

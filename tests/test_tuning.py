@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from expunge import masks
+from expunge.batches import as_batches
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.objective import Objective
-from expunge.tuning import Constant, Steps, Tuning, replay, train
+from expunge.tuning import Constant, Phase, Steps, Tuning, replay, train, train_phases
 
 
 def data(samples: int = 40) -> TensorDataset:
@@ -185,3 +187,81 @@ def test_nan_in_the_data_is_an_input_error():
 def test_nothing_to_train_is_a_model_error():
     with pytest.raises(ModelError, match="requires a gradient"):
         train(network().requires_grad_(False), data(), Tuning())
+
+
+def test_one_phase_without_a_loss_is_plain_training():
+    plain, phased = network(), network()
+    tuning = Tuning(Constant(0.1, 3), batch_size=7, seed=4)
+    train(plain, data(), tuning)
+    phase = Phase(as_batches(data(), batch_size=7), "remain")
+    train_phases(phased, lambda epoch: [phase], tuning)
+    assert equal(plain, phased)
+
+
+def test_phases_come_in_turn_and_share_the_clock():
+    seen, rates = [], []
+
+    class Spy(torch.optim.SGD):
+        def step(self, closure=None):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    def phase(name, samples):
+        def loss(model, batch, losses):
+            seen.append(name)
+            return losses(model(batch[0]), batch[1]).mean()
+
+        return Phase(as_batches(data(samples), batch_size=5), name, loss)
+
+    up, down = phase("up", 10), phase("down", 15)
+    tuning = Tuning(Steps(1.0, 2, decays=(0.4, 1.5), factor=0.5), optimizer=lambda parameters: Spy(parameters, lr=9.0))
+    train_phases(network(), lambda epoch: [up, down] if epoch == 0 else [down], tuning)
+    assert seen == ["up"] * 2 + ["down"] * 3 + ["down"] * 3
+    # Five steps in the first epoch, so 0.4 epochs are over after two; three in the second, so 1.5 between its second and third.
+    assert rates == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.25]
+
+
+def test_phases_share_momentum():
+    def step_on(samples):
+        return Phase(as_batches(data(samples), batch_size=samples), "remain")
+
+    def trained(epochs):
+        model = nn.Sequential(nn.Linear(6, 3)).double()
+        with torch.no_grad():
+            model[0].weight.copy_(torch.linspace(-1, 1, 18).reshape(3, 6))
+            model[0].bias.zero_()
+        doubled = Objective(outputs=lambda model, batch: model(batch[0].double()))
+        train_phases(model, lambda epoch: [step_on(8)] * (3 // epochs), Tuning(Constant(0.1, epochs), momentum=0.9), doubled)
+        return model
+
+    # Three epochs of a step, or one epoch of three: the data are one whole batch, so only the state of the optimizer could differ.
+    torch.testing.assert_close(trained(1)[0].weight, trained(3)[0].weight, rtol=1e-12, atol=0)
+
+
+def test_errors_name_the_data_of_their_phase():
+    bad = data()
+    bad.tensors[0][0, 0] = float("inf")
+    with pytest.raises(InputError, match="^forget: .*finite"):
+        train_phases(network(), lambda epoch: [Phase(as_batches(data()), "remain"), Phase(as_batches(bad), "forget")], Tuning())
+
+
+def test_a_bad_loss_is_found_by_its_place_in_the_epoch():
+    good = Phase(as_batches(data(20), batch_size=10), "remain")
+    bad = Phase(as_batches(data(20), batch_size=10), "forget", lambda model, batch, losses: model(batch[0]).sum() * float("nan"))
+    with pytest.raises(DivergedError, match="epoch 2, iteration 3 of 4"):
+        train_phases(network(), lambda epoch: [good, bad] if epoch else [good], Tuning(Constant(0.01, 3)))
+
+
+@pytest.mark.parametrize("optimizer", [None, lambda parameters: torch.optim.AdamW(parameters, lr=1.0, weight_decay=0.1)])
+def test_only_masked_weights_move(optimizer):
+    model, before = network(), network()
+    mask = {"0.weight": torch.zeros(8, 6, dtype=torch.bool)}
+    mask["0.weight"][:, :3] = True
+    phase = Phase(as_batches(data(), batch_size=8), "remain")
+    tuning = Tuning(Constant(0.01, 3), weight_decay=0.1, optimizer=optimizer)
+    train_phases(model, lambda epoch: [phase], tuning, hold=lambda optimizer: masks.only(model, mask, optimizer))
+    assert torch.equal(model[0].weight[:, 3:], before[0].weight[:, 3:])
+    assert (model[0].weight[:, :3] != before[0].weight[:, :3]).all()
+    for name, value in before.named_parameters():
+        assert name == "0.weight" or torch.equal(value, model.get_parameter(name)), name
+    assert not model[0].weight._backward_hooks

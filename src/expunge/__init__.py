@@ -9,10 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expunge import fisher, heads, masks, methods, metrics, patches, scores, tuning, vision
+    from expunge import activations, channels, curvature, fisher, heads, masks, methods, metrics, patches, scores, tuning, vision
     from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError
     from expunge.fisher import FisherSums
-    from expunge.methods import METHODS, Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
+    from expunge.methods import (
+        METHODS,
+        SCRUB,
+        SSD,
+        ActivationMask,
+        BadTeacher,
+        Finetune,
+        FisherMask,
+        FisherNoise,
+        GradientAscent,
+        Influence,
+        MaskClassifier,
+        NegGradPlus,
+        NewtonNoise,
+        RandomLabels,
+        RandomMask,
+        Retrain,
+        SalUn,
+        TfIdfMask,
+    )
     from expunge.objective import Objective
     from expunge.patches import Patch
     from expunge.tuning import Constant, Steps, Tuning, replay, train
@@ -20,11 +39,30 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("fisher", "heads", "masks", "methods", "metrics", "patches", "scores", "tuning", "vision")
+_MODULES = ("activations", "channels", "curvature", "fisher", "heads", "masks", "methods", "metrics", "patches", "scores", "tuning", "vision")
 _NAMES = {
     "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError"),
     "fisher": ("FisherSums",),
-    "methods": ("METHODS", "Finetune", "FisherMask", "MaskClassifier", "RandomMask", "Retrain"),
+    "methods": (
+        "METHODS",
+        "SCRUB",
+        "SSD",
+        "ActivationMask",
+        "BadTeacher",
+        "Finetune",
+        "FisherMask",
+        "FisherNoise",
+        "GradientAscent",
+        "Influence",
+        "MaskClassifier",
+        "NegGradPlus",
+        "NewtonNoise",
+        "RandomLabels",
+        "RandomMask",
+        "Retrain",
+        "SalUn",
+        "TfIdfMask",
+    ),
     "objective": ("Objective",),
     "patches": ("Patch",),
     "tuning": ("Constant", "Steps", "Tuning", "replay", "train"),
@@ -34,24 +72,39 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "METHODS",
+    "SCRUB",
+    "SSD",
+    "ActivationMask",
+    "BadTeacher",
     "Constant",
     "DivergedError",
     "ExpungeError",
     "Finetune",
     "FisherMask",
+    "FisherNoise",
     "FisherSums",
+    "GradientAscent",
+    "Influence",
     "InputError",
     "MaskClassifier",
     "MismatchError",
     "ModelError",
+    "NegGradPlus",
+    "NewtonNoise",
     "Objective",
     "Outcome",
     "Patch",
+    "RandomLabels",
     "RandomMask",
     "Record",
     "Retrain",
+    "SalUn",
     "Steps",
+    "TfIdfMask",
     "Tuning",
+    "activations",
+    "channels",
+    "curvature",
     "fisher",
     "heads",
     "masks",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from expunge.errors import InputError
 from expunge.objective import Batch
@@ -69,11 +69,25 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A dataset whose samples are read by tensor operations, on the device the rows are on, so that a CUDA graph may do it."""
+
+    read: Callable[[Tensor], Batch]
+    samples: int
+    batch_size: int
+
+    def shuffled(self, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+        """An epoch's rows, batch by batch, in the same order as `Batches.shuffled`."""
+        return _order(self.samples, seed).to(device).split(self.batch_size)
+
+
+@dataclass(frozen=True)
 class Batches:
     """Batches that can be iterated again; `shuffled(seed)` gives an epoch in another order."""
 
     read: Callable[[int | None], Iterator[Batch]]  # the seed of the order, or None for the order of the data
     length: int
+    rows: Rows | None = None  # where the batches are rows of such a dataset
 
     def __iter__(self) -> Iterator[Batch]:
         return self.read(None)
@@ -134,14 +148,88 @@ def _from_list(held: list[Batch]) -> Batches:
 
 def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
     length = _length(dataset, argument)
-    columns = _columns(dataset)
+    read_rows = row_reader(dataset, argument)
 
     def read(seed: int | None) -> Iterator[Batch]:
         order = torch.arange(length) if seed is None else _order(length, seed)
-        for rows in order.split(batch_size):
-            yield _collated([dataset[int(row)] for row in rows], argument) if columns is None else columns.take(rows)
+        return map(read_rows, order.split(batch_size))
 
-    return Batches(read, -(-length // batch_size))
+    at_once = _at_once(dataset, argument)
+    return Batches(read, -(-length // batch_size), None if at_once is None else Rows(at_once, length, batch_size))
+
+
+def row_reader(dataset: Any, argument: str = "dataset") -> Callable[[Tensor], Batch]:
+    """How these rows of a dataset are read as one batch; nothing is copied before.
+
+    A dataset with a method `batch_of(rows)` is asked for the batch, a structure of tensors; columns of tensors are indexed; subsets and
+    concatenations of these pass the rows on. Anything else is read one sample at a time.
+    """
+    return _at_once(dataset, argument) or (lambda rows: _collated([dataset[int(row)] for row in rows], argument))
+
+
+def _at_once(dataset: Any, argument: str) -> Callable[[Tensor], Batch] | None:
+    """A reader without a loop over samples, unless the dataset (or a subclass of torch's) has its own way to make a sample."""
+    if callable(getattr(dataset, "batch_of", None)):
+        return dataset.batch_of
+    if _makes_samples_as(TensorDataset, dataset):
+        return lambda rows: tuple(tensor[rows.to(tensor.device)] for tensor in dataset.tensors)
+    if _makes_samples_as(Subset, dataset) and (inner := _at_once(dataset.dataset, argument)) is not None:
+        held = OnDevice(torch.as_tensor(list(dataset.indices), dtype=torch.int64))
+        return lambda rows: inner(held.at(rows)[rows])
+    if _makes_samples_as(ConcatDataset, dataset):
+        parts = [part for part in (_at_once(part, argument) for part in dataset.datasets) if part is not None]
+        return _end_to_end(parts, dataset.cumulative_sizes, argument) if len(parts) == len(dataset.datasets) else None
+    return None
+
+
+def _makes_samples_as(kind: Any, dataset: Any) -> bool:
+    return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__
+
+
+class OnDevice:
+    """A table that follows the rows it is asked for to their device, moved there once."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._held = {table.device: table}
+
+    def at(self, rows: Tensor) -> Tensor:
+        if rows.device not in self._held:
+            self._held[rows.device] = next(iter(self._held.values())).to(rows.device)
+        return self._held[rows.device]
+
+
+def _end_to_end(readers: list[Callable[[Tensor], Batch]], ends: list[int], argument: str) -> Callable[[Tensor], Batch]:
+    """Rows of several datasets, one after the other: each reads its own, and the samples come back in the order asked for."""
+    starts = [0, *ends[:-1]]
+
+    def read_all(rows: Tensor) -> Batch:
+        """Every dataset reads all rows, held to its own, and what belongs to others is not taken: nothing waits for the device."""
+        found = readers[0](rows.clamp(max=ends[0] - 1))
+        for reader, start, end in list(zip(readers, starts, ends, strict=True))[1:]:
+            others, theirs = iter(tensors(reader((rows - start).clamp(0, end - start - 1)))), rows >= start
+            found = each_tensor(found, lambda one: torch.where(theirs.view(-1, *(1,) * (one.dim() - 1)), next(others), one))  # noqa: B023
+        return found
+
+    def read(rows: Tensor) -> Batch:
+        if rows.is_cuda:
+            return read_all(rows)
+        rows = torch.where(rows < 0, rows + ends[-1], rows)
+        parts = torch.bucketize(rows, torch.tensor(ends), right=True)
+        held = [readers[part](rows[parts == part] - starts[part]) for part in torch.unique(parts).tolist()]
+        if len(held) == 1:
+            return held[0]
+        return take(_joined(held, argument), torch.argsort(torch.argsort(parts, stable=True)))
+
+    return read
+
+
+def _joined(batches: list[Batch], argument: str) -> Batch:
+    """Batches of one structure, one after the other."""
+    try:
+        columns = iter([torch.cat(column) for column in zip(*map(tensors, batches), strict=True)])
+    except (RuntimeError, ValueError) as error:
+        raise InputError(argument, "the parts of a concatenation must hold samples of one shape", str(error).splitlines()[0]) from error
+    return each_tensor(batches[0], lambda tensor: next(columns))
 
 
 def _collated(samples: list[Any], argument: str) -> Batch:
@@ -158,29 +246,6 @@ def _length(data: Any, argument: str) -> int:
     except TypeError as error:
         rule = "must have a length, and so must the dataset of a loader; give a list of batches instead"
         raise InputError(argument, rule, type(data).__name__) from error
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Tensors that are indexed a batch at a time, and which of their rows count (None: all). Nothing is copied before a batch is read."""
-
-    tensors: tuple[Tensor, ...]
-    rows: Tensor | None = None
-
-    def take(self, rows: Tensor) -> Batch:
-        chosen = rows if self.rows is None else self.rows[rows]
-        return tuple(tensor[chosen.to(tensor.device)] for tensor in self.tensors)
-
-
-def _columns(dataset: Any) -> _Columns | None:
-    """Tensor datasets and subsets of them, unless a subclass has its own way to make a sample."""
-    if isinstance(dataset, TensorDataset) and type(dataset).__getitem__ is TensorDataset.__getitem__:
-        return _Columns(dataset.tensors)
-    if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
-        columns = _columns(dataset.dataset)
-        rows = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
-        return columns and _Columns(columns.tensors, rows if columns.rows is None else columns.rows[rows])
-    return None
 
 
 def _order(length: int, seed: int) -> Tensor:

@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, SequentialSampler, Subset
 
 from expunge.batches import Batches, Data, batch_size, tensors
 from expunge.errors import InputError, ModelError
@@ -68,25 +68,34 @@ def check_disjoint(forget: Data, remain: Data) -> None:
     """No sample may be both to forget and to keep, as far as that can be seen."""
     if forget is remain:
         raise InputError("remain", "must not be the forget set", "the same object")
-    (forget_root, forget_rows), (remain_root, remain_rows) = _rows(forget), _rows(remain)
-    if forget_root is not remain_root:
-        return
-    everything = range(len(forget_root)) if hasattr(forget_root, "__len__") else ()
-    shared = set(everything if forget_rows is None else forget_rows) & set(everything if remain_rows is None else remain_rows)
-    if shared:
-        raise InputError("remain", "must not hold samples of the forget set", f"{len(shared)} shared, the first at index {min(shared)}")
+    counted: dict[int, range] = {}
+    forgotten, kept = _numbers(forget, counted), _numbers(remain, counted)
+    shared = torch.unique(forgotten[torch.isin(forgotten, kept)])
+    if len(shared):
+        row = next(int(shared[0]) - numbers.start for numbers in counted.values() if int(shared[0]) in numbers)
+        raise InputError("remain", "must not hold samples of the forget set", f"{len(shared)} shared, the first at index {row}")
 
 
-def _rows(data: Data) -> tuple[Any, list[int] | None]:
-    """The dataset under loaders and subsets, and the rows of it; None for all."""
+def _numbers(data: Data, counted: dict[int, range]) -> Tensor:
+    """A number for every sample, the same wherever it is held; none where it cannot be told what is held.
+
+    Loaders, subsets and concatenations are seen through; `counted` holds the numbers of each dataset under them. A view that alters its
+    samples is a dataset of its own: with another label or a trigger a sample is another one.
+    """
+    unknown = torch.empty(0, dtype=torch.int64)
     if isinstance(data, DataLoader):
         whole = type(data.batch_sampler) is BatchSampler and isinstance(data.sampler, (SequentialSampler, RandomSampler))
-        return _rows(data.dataset) if whole else (data, None)  # another sampler may hold any part of the dataset
+        return _numbers(data.dataset, counted) if whole else unknown  # another sampler may hold any part of the dataset
     if isinstance(data, Subset):
-        root, rows = _rows(data.dataset)
-        held = [int(index) for index in data.indices]
-        return root, held if rows is None else [rows[index] for index in held]
-    return data, None
+        under = _numbers(data.dataset, counted)
+        return under[torch.as_tensor(list(data.indices), dtype=torch.int64)] if len(under) else unknown
+    if isinstance(data, ConcatDataset):
+        return torch.cat([_numbers(part, counted) for part in data.datasets])
+    if not hasattr(data, "__len__"):
+        return unknown
+    start = max((numbers.stop for numbers in counted.values()), default=0)
+    numbers = counted.setdefault(id(data), range(start, start + len(data)))
+    return torch.arange(numbers.start, numbers.stop)
 
 
 def _first_bad(tensor: Tensor) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from expunge import __version__
 
@@ -27,6 +28,25 @@ class Demo:
     """No progress, the table alone."""
 
 
+@dataclass(frozen=True)
+class Data:
+    """A dataset to get, and the folder it goes to."""
+
+    name: str
+    folder: str | None
+
+
+def data_command(do: Literal["get"], name: str, /, data: str | None = None) -> Data:
+    """Get a dataset from where it is published: cifar10, cifar100, mnist, fashion-mnist or tiny-imagenet.
+
+    Args:
+        do: What to do: get it.
+        name: Of the dataset.
+        data: Folder for the datasets; without it EXPUNGE_DATA, else ./data.
+    """
+    return Data(name, data)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -36,10 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import tyro
 
     command = tyro.extras.subcommand_cli_from_dict(
-        {"demo": Demo}, prog="expunge", description="Take data out of a trained network. `expunge --version` tells the version.", args=given
+        {"demo": Demo, "data": data_command},
+        prog="expunge",
+        description="Take data out of a trained network. `expunge --version` tells the version.",
+        args=given,
     )
     try:
-        run_demo(command)
+        run_data(command) if isinstance(command, Data) else run_demo(command)
     except KeyboardInterrupt:
         print("expunge: stopped", file=sys.stderr)
         return 130
@@ -49,6 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"expunge: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def run_data(options: Data) -> None:
+    from expunge.vision.downloads import get
+
+    for path in get(options.name, options.folder, progress=True):
+        print(path)
 
 
 def run_demo(options: Demo) -> None:

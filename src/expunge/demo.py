@@ -71,22 +71,23 @@ def trained(data: Digits, epochs: int, seed: int = 0, progress: bool = False) ->
     return model
 
 
-def chosen(model: nn.Module, train: Scenario, validation: Scenario, tuning: Tuning | None, progress: bool = False) -> FisherMask:
+def chosen(model: nn.Module, scenario: Scenario, tuning: Tuning | None, progress: bool = False) -> FisherMask:
     """FisherMask with the strongest masking (small λ, large ratio) within a point of the best unlearn score on the validation part.
 
     Scored after masking alone; the strongest, because fine-tuning lets a little come back. The two Fisher passes are shared by all
     settings, so a setting costs no more than a look at the validation images.
     """
-    head = heads.find(model, next(iter(as_batches(train.forget))))
+    head = heads.find(model, next(iter(as_batches(scenario.forget))))
     allowed = masks.candidates(model, head, which="all")
-    forget_sums, remain_sums = (fisher.diagonal(model, as_batches(part), parameters=allowed, progress=progress) for part in train)
+    forget_sums, remain_sums = (fisher.diagonal(model, as_batches(part), parameters=allowed, progress=progress) for part in scenario)
+    remain, forget = scenario.validation["remain"], scenario.validation["forget"]
     found: dict[tuple[float | None, float], float] = {}
     for remain_weight in REMAIN_WEIGHTS:
         score = scores.fisher_difference(forget_sums, remain_sums, remain_weight)
         for ratio in RATIOS:
             patch = Patch.zeroing(model, masks.select(score, ratio, candidates=allowed))
             patch.apply(model)
-            found[remain_weight, ratio] = unlearn_score(accuracy(model, validation.remain), accuracy(model, validation.forget))
+            found[remain_weight, ratio] = unlearn_score(accuracy(model, remain), accuracy(model, forget))
             patch.revert(model)
     good_enough = max(found.values()) - TOLERANCE
     remain_weight, ratio = next(setting for setting, score in found.items() if score >= good_enough)
@@ -97,11 +98,11 @@ def rows(
     model: nn.Module, data: Digits, label: int, epochs: int, tuning_epochs: int, seed: int = 0, progress: bool = False
 ) -> Iterator[Row]:
     """Every method on the same model, one after the other; last the reference, a network that never saw the digit."""
-    train_part, validation, test = (category(part, label) for part in data)
+    scenario = category(data.train, label, data.test, data.validation)
     short = recipe(tuning_epochs, seed)
 
     def row(name: str, method: Method, choosing: float = 0.0) -> Row:
-        outcome = unlearn(model, train_part.forget, train_part.remain, method, watch=test._asdict(), progress=progress)
+        outcome = unlearn(model, scenario.forget, scenario.remain, method, watch=scenario.tests, progress=progress)
         first, last = (Accuracies(**outcome.history[index].accuracies) for index in (0, -1))
         masked = None if outcome.patch is None else first
         return Row(name, masked, last, outcome.history[-1].epoch, outcome.seconds + choosing, outcome.model)
@@ -111,7 +112,7 @@ def rows(
     yield row("RandomMask", RandomMask(seed=seed, tuning=short))
     yield row(TEXT, FisherMask(tuning=short))
     started = time.perf_counter()
-    best = chosen(model, train_part, validation, short, progress)
+    best = chosen(model, scenario, short, progress)
     weight = "sums" if best.remain_weight is None else f"{best.remain_weight:g}"
     yield row(f"FisherMask λ={weight} R={best.ratio:g}", best, time.perf_counter() - started)
     yield row(REFERENCE, Retrain(recipe(epochs, seed), fresh=lambda: resnet8(CLASSES, channels=1)))

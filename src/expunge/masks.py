@@ -126,24 +126,43 @@ def freeze(model: nn.Module, mask: Mapping[str, Tensor], optimizer: torch.optim.
 
     Departures: the text does not say; in the released program masked weights are free to grow back (no `freeze`).
     """
-    pairs = [(parameter, part) for parameter, part in masked_parameters(model, mask).values() if part.any()]
+    with _held([(parameter, part, parameter.new_zeros(())) for parameter, part in masked_parameters(model, mask).values()], optimizer):
+        yield
 
-    def clear(*_: Any) -> None:
+
+@contextmanager
+def only(model: nn.Module, mask: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Within the context masked weights alone move: all others keep the bits they have on entry, whatever the optimizer does.
+
+    The counterpart of `freeze`, for weight decay, momentum and Adam alike. Parameters the mask does not name do not move at all.
+    """
+    parts = dict(masked_parameters(model, mask).values())
+    none = {parameter: torch.zeros_like(parameter, dtype=torch.bool) for parameter in model.parameters() if parameter not in parts}
+    with _held([(parameter, ~part, parameter.detach().clone()) for parameter, part in (parts | none).items()], optimizer):
+        yield
+
+
+@contextmanager
+def _held(weights: Sequence[tuple[nn.Parameter, Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Each parameter has the given values where its part is true, after every step; gradients and the optimizer's state are zero there."""
+    held = [(parameter, part, values) for parameter, part, values in weights if part.any()]
+
+    def restore(*_: Any) -> None:
         with torch.no_grad():
-            for parameter, part in pairs:
-                parameter.masked_fill_(part, 0)
+            for parameter, part, values in held:
+                parameter.copy_(torch.where(part, values, parameter))
                 for value in optimizer.state.get(parameter, {}).values():
                     # A state of no dimensions is a counter (Adam's step), even beside a parameter of none.
                     if isinstance(value, Tensor) and value.dim() and value.shape == part.shape:
                         value.masked_fill_(part, 0)
 
-    clear()
-    for parameter, part in pairs:
+    restore()
+    for parameter, part, _ in held:
         if parameter.grad is not None:
             parameter.grad.masked_fill_(part, 0)
-    hooks: list[Any] = [optimizer.register_step_post_hook(clear)]
+    hooks: list[Any] = [optimizer.register_step_post_hook(restore)]
     try:
-        for parameter, part in pairs:
+        for parameter, part, _ in held:
             if parameter.requires_grad:
                 hooks.append(parameter.register_hook(lambda gradient, part=part: gradient.masked_fill(part, 0)))
         yield

@@ -55,7 +55,10 @@ def check_labels(logits: torch.Size, targets: Tensor) -> None:
         return
     if targets.dtype != torch.int64:
         raise InputError("batches", "integer targets must be int64", targets.dtype)
-    low, high = (int(value) for value in torch.aminmax(targets[targets != -100] if len(logits) > 2 else targets))
+    counted = targets[targets != -100] if len(logits) > 2 else targets
+    if counted.numel() == 0:
+        return
+    low, high = (int(value) for value in torch.aminmax(counted))
     if low < 0 or high >= logits[1]:
         raise InputError("batches", f"labels must be in [0, {logits[1]}), the outputs of the head", low if low < 0 else high)
 

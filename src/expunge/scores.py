@@ -1,4 +1,4 @@
-"""What to mask: one score a weight, the largest are masked first."""
+"""What to mask: one score a weight or a channel, the largest are masked first."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
-from expunge.errors import InputError
+from expunge.errors import InputError, MismatchError
 
 if TYPE_CHECKING:
+    from expunge.activations import Activations
     from expunge.fisher.sums import FisherSums
 
-Score = dict[str, Tensor]  # parameter name -> float64 tensor of the parameter's shape
+Score = dict[str, Tensor]  # parameter name -> float64 tensor of the parameter's shape; of channels: layer name -> one number each
 
 RATIO_GUARD = 1e-8  # of the mean remain Fisher: far below what a living weight has, far above what rounding leaves in a dead one
 
@@ -68,6 +69,57 @@ def fisher_ratio(forget: FisherSums, remain: FisherSums) -> Score:
     return {name: (forget_mean / (remain_means[name] + guard)).clamp_max(largest) for name, forget_mean in forget_means.items()}
 
 
+def activation_difference(
+    forget: Activations, remain: Activations | None = None, average: Literal["samples", "batches"] = "samples"
+) -> Score:
+    """Channels that the forget samples activate more than the remain samples: one score a channel, by layer.
+
+    s_j = A_f,j − A_r,j, each the mean over its set; without `remain` the forget term alone.
+
+    Paper: section Masking with Activation Values.
+    Departures: the released program divides the sums over samples by the number of batches (`average="batches"`), so a smaller last batch
+    shifts the balance between the sets.
+    """
+
+    def means(argument: str, found: Activations) -> dict[str, Tensor]:
+        size = found.batches if average == "batches" else int(found.counts.sum())
+        if size < 1:
+            raise InputError(argument, "must be activations of at least one sample", size)
+        return {name: total.sum(0) / size for name, total in found.sums.items()}
+
+    forget_means = means("forget", forget)
+    if remain is None:
+        return forget_means
+    remain_means = means("remain", remain)
+    _check_same_layers(forget, remain)
+    return {name: forget_mean - remain_means[name] for name, forget_mean in forget_means.items()}
+
+
+def tf_idf(forget: Activations, remain: Activations) -> Score:
+    """Channels (words) that answer to the forgotten classes (documents) and to few others: one score a channel, by layer.
+
+    TF[c, u] = a[c, u] / Σ_c' a[c', u],  IDF[u] = log(K / (1 + #{c' : a[c', u] ≥ mean over u' of a[c', u']})),
+    s_u = IDF[u] · mean over the forgotten c of TF[c, u], with a[c, u] the mean activation of the layer's channel u over class c and K the
+    number of classes of both sets that have samples. A channel that no class activates scores 0.
+
+    Paper: section Masking with Activation Values, after Wang et al. 2022 (class-discriminative pruning), who forget one class.
+    """
+    _check_same_layers(forget, remain)
+    present = [found.counts > 0 for found in (forget, remain)]
+    for argument, rows in zip(("forget", "remain"), present, strict=True):
+        if not rows.any():
+            raise InputError(argument, "must be activations of at least one sample", 0)
+    forget_means, remain_means = forget.mean(), remain.mean()
+    forgotten, score = int(present[0].sum()), {}
+    for name in forget.sums:
+        activation = torch.cat([forget_means[name][present[0]], remain_means[name][present[1]]])
+        total = activation.sum(0)
+        frequency = activation[:forgotten].mean(0) / torch.where(total > 0, total, 1)
+        documents = (activation >= activation.mean(1, keepdim=True)).sum(0)
+        score[name] = frequency * torch.log(len(activation) / (1 + documents.double()))
+    return score
+
+
 def random(parameters: nn.Module | Mapping[str, Sequence[int]], seed: int) -> Score:
     """Uniform scores in [0, 1), for a model or a mapping of names to shapes: the control every choice of weights is compared to.
 
@@ -75,7 +127,7 @@ def random(parameters: nn.Module | Mapping[str, Sequence[int]], seed: int) -> Sc
     parameters are asked for. The global generators are left alone; the scores are on the CPU.
 
     Paper: RandomMask.
-    Departures: the released program draws whole output channels and their BatchNorm: `masks.select(..., granularity="channel")`.
+    Departures: the released program draws whole output channels and their BatchNorm: `RandomMask.as_released()`.
     """
     if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise InputError("seed", "must be an integer", seed)
@@ -86,6 +138,16 @@ def random(parameters: nn.Module | Mapping[str, Sequence[int]], seed: int) -> Sc
     return {name: torch.rand(tuple(shape), generator=_generator(int(seed), name), dtype=torch.float64) for name, shape in shapes.items()}
 
 
+def saliency(gradient: Mapping[str, Tensor]) -> Score:
+    """Weights by how fast the loss on the forget samples changes with them.
+
+    s_j = |∂ mean_n ℓ_n / ∂w_j|; the gradient is `curvature.gradient` on the whole forget set.
+
+    Fan et al. 2024, arXiv:2310.12508 (SalUn).
+    """
+    return {name: part.detach().double().abs() for name, part in gradient.items()}
+
+
 def _generator(seed: int, name: str) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}|{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -94,6 +156,12 @@ def _generator(seed: int, name: str) -> torch.Generator:
 def _grand_mean(means: Mapping[str, Tensor]) -> float:
     """The mean over all weights; `fsum`, so that the order of the parameters does not matter."""
     return math.fsum(float(tensor.sum()) for tensor in means.values()) / max(sum(tensor.numel() for tensor in means.values()), 1)
+
+
+def _check_same_layers(forget: Activations, remain: Activations) -> None:
+    found = [{name: total.shape[1] for name, total in each.sums.items()} for each in (forget, remain)]
+    if found[0] != found[1]:
+        raise MismatchError(f"the activations are of different layers: {', '.join(forget.sums)} and {', '.join(remain.sums)}")
 
 
 def _check_count(argument: str, sums: FisherSums) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
 from expunge import masks
-from expunge.batches import Batches, Data, as_batches, batch_size, device_of, to_device
+from expunge.batches import Batches, Data, Rows, as_batches, batch_size, device_of, tensors, to_device
 from expunge.checks import screened
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.modes import in_mode, seeded
-from expunge.objective import Batch, Objective
+from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
+from expunge.replays import Replays
+
+Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss a sample
 
 
 def _check_positive(argument: str, value: float) -> None:
@@ -108,7 +112,8 @@ class Tuning:
     """How to train: stochastic gradient descent unless `optimizer` builds another from the trainable parameters.
 
     The schedule sets the learning rate of whatever optimizer there is, in all its groups, so give Adam a schedule that suits it.
-    `momentum` and `weight_decay` are those of our own optimizer. `freeze` keeps masked weights at zero.
+    `momentum` and `weight_decay` are those of our own optimizer. `freeze` keeps masked weights at zero. `eval_mode` trains with dropout
+    off and BatchNorm's statistics fixed. `precision` "bfloat16" computes under autocast; the weights stay as they are.
 
     Departures: the text gives no weight decay; 1e-4 is the released program's, as are masked weights that may grow back.
     """
@@ -120,6 +125,8 @@ class Tuning:
     freeze: bool = False
     seed: int = 0
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
+    eval_mode: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -132,67 +139,159 @@ def train(
     tuning: Tuning,
     objective: Objective = Objective(),
     mask: Mapping[str, Tensor] | None = None,
-    after_epoch: Callable[[int], None] | None = None,
+    after_epoch: Callable[[int], bool | None] | None = None,
     progress: bool = False,
 ) -> None:
-    """Train the model in place, in train mode; `after_epoch(1)` is called when the first epoch is over.
+    """Train the model in place, in train mode; `after_epoch(1)` is called when the first epoch is over, and may end the training by True.
 
     Every call starts anew (no optimizer state is kept), and the same seed gives the same weights, bit for bit on the CPU. Parameters
     that do not require gradients stay. A dataset is cut into `tuning.batch_size`; a loader keeps its own batches.
     """
     batches = as_batches(data, "remain", tuning.batch_size)
+    hold = partial(masks.freeze, model, mask) if tuning.freeze and mask is not None else None
+    train_phases(model, lambda epoch: [Phase(batches, "remain")], tuning, objective, hold, after_epoch, progress)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One pass over some data with a loss of its own; `loss` None: the mean of the objective's.
+
+    `loss(model, batch, losses)` returns the number to minimise. `losses(logits, targets)` are the objective's, one a sample; labels are
+    looked at in the first epoch. `argument` names the data in an error.
+    """
+
+    batches: Batches
+    argument: str
+    loss: Callable[[nn.Module, Batch, Losses], Tensor] | None = None
+
+
+def train_phases(
+    model: nn.Module,
+    phases: Callable[[int], Sequence[Phase]],
+    tuning: Tuning,
+    objective: Objective = Objective(),
+    hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
+    after_epoch: Callable[[int], bool | None] | None = None,
+    progress: bool = False,
+) -> None:
+    """`train` where an epoch, counted from 0, is one or several phases; they share the optimizer and its state.
+
+    `hold(optimizer)` is entered before the first step: it may keep weights where they are (`masks.freeze`, `masks.only`).
+    """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be trained")
+    plan = [phases(epoch) for epoch in range(tuning.schedule.epochs)]
     with ExitStack() as stack:
         stack.enter_context(seeded(tuning.seed, device_of(model)))
-        stack.enter_context(in_mode(model, training=True))
+        stack.enter_context(in_mode(model, training=not tuning.eval_mode))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         optimizer = _optimizer(trainable, tuning)
-        if tuning.freeze and mask is not None:
-            stack.enter_context(masks.freeze(model, mask, optimizer))
-        epochs = tuning.schedule.epochs
-        ticks = stack.enter_context(closing(track(range(epochs * len(batches)), "training", enabled=progress)))
-        for epoch in range(epochs):
-            # Data are looked at in the first epoch alone: it costs time, and on a GPU a wait at every batch.
-            source = screened(batches, "remain", objective) if epoch == 0 else batches
-            _epoch(model, source, epoch, tuning, objective, optimizer, ticks)
-            if after_epoch is not None:
-                after_epoch(epoch + 1)
+        if hold is not None:
+            stack.enter_context(hold(optimizer))
+        update = _Update(model, tuning, objective, optimizer)
+        steps = sum(len(phase.batches) for epoch in plan for phase in epoch)
+        ticks = stack.enter_context(closing(track(range(steps), "training", enabled=progress)))
+        for epoch, parts in enumerate(plan):
+            for _ in _epoch(model, parts, epoch, tuning, objective, update):
+                next(ticks, None)
+            if after_epoch is not None and after_epoch(epoch + 1):
+                break
         next(ticks, None)  # past the last one, so that the bar is closed
 
 
 def _epoch(
-    model: nn.Module, batches: Batches, epoch: int, tuning: Tuning, objective: Objective, optimizer: Optimizer, ticks: Iterator[int]
-) -> None:
-    device, length = device_of(model), len(batches)
+    model: nn.Module, phases: Sequence[Phase], epoch: int, tuning: Tuning, objective: Objective, update: _Update
+) -> Iterator[None]:
+    """One epoch, a yield after every step."""
+    device, length, done = device_of(model), sum(len(phase.batches) for phase in phases), 0
     normalises = any(isinstance(module, _BatchNorm) for module in model.modules())
-    first_bad = torch.full((), -1, device=device)
-    for iteration, batch in enumerate(batches.shuffled(tuning.seed + epoch)):
-        next(ticks, None)
-        if normalises and 0 < iteration == length - 1 and batch_size(batch) == 1:
-            continue  # a lone last sample has no variance, BatchNorm would refuse it
-        for group in optimizer.param_groups:
-            group["lr"] = tuning.schedule.rate(epoch + iteration / length)
-        loss = _step(model, to_device(batch, device), objective, optimizer, check=epoch == 0)
-        # Noted on the device and read once an epoch: reading it at every step would make a GPU wait.
-        first_bad = torch.where((first_bad < 0) & ~torch.isfinite(loss), iteration, first_bad)
-    if (bad := int(first_bad)) >= 0:
-        raise DivergedError(f"the loss is no longer finite: epoch {epoch + 1}, iteration {bad + 1} of {length}")
+    # Kept on the device and read once an epoch: reading it at every step would make a GPU wait.
+    noted = torch.zeros(length, device=device)
+    for phase in phases:
+        replays = update.replays(phase, device)
+        if epoch == 0 and replays is not None:
+            _look_at(model, phase, objective)
+        # Data are looked at in the first epoch alone: it costs time, and on a GPU a wait at every batch.
+        losses: Losses = objective.per_sample if epoch == 0 and replays is None else objective.losses
+        if replays is not None and phase.batches.rows is not None:
+            batches: Iterable[Any] = phase.batches.rows.shuffled(tuning.seed + epoch, device)
+        else:
+            batches = (screened(phase.batches, phase.argument, objective) if epoch == 0 else phase.batches).shuffled(tuning.seed + epoch)
+        for iteration, batch in enumerate(batches):
+            if normalises and 0 < iteration == len(phase.batches) - 1 and batch_size(batch) == 1:
+                continue  # a lone last sample has no variance, BatchNorm would refuse it
+            update.set_rate(tuning.schedule.rate(epoch + (done + iteration) / length))
+            loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
+            noted[done + iteration].copy_(loss)
+            yield
+        done += len(phase.batches)
+    if len(bad := torch.nonzero(~torch.isfinite(noted))):
+        raise DivergedError(f"the loss is no longer finite: epoch {epoch + 1}, iteration {int(bad[0]) + 1} of {length}")
 
 
-def _step(model: nn.Module, batch: Batch, objective: Objective, optimizer: Optimizer, check: bool) -> Tensor:
-    logits, targets = objective.outputs(model, batch), objective.targets(batch)
-    losses = objective.per_sample(logits, targets) if check else objective.losses(logits, targets)
-    loss = losses.mean()
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+class _Update:
+    """One step: forward, backward, and the optimizer; on CUDA, where the data allow it, as a graph that is replayed."""
+
+    def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
+        self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
+        self._replays: dict[int, Replays | None] = {}
+        self._rate: float | None = None
+
+    def __call__(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
+        with torch.autocast(device_of(self.model).type, torch.bfloat16, enabled=self.tuning.precision == "bfloat16"):
+            loss = (phase.loss or partial(_mean_loss, self.objective))(self.model, batch, losses)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def set_rate(self, rate: float) -> None:
+        if rate == self._rate:
+            return
+        self._rate = rate
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def replays(self, phase: Phase, device: torch.device) -> Replays | None:
+        """How to replay this phase's steps from the rows of its data; None where they have to be made one by one."""
+        rows, key = phase.batches.rows, id(phase.batches)
+        if device.type != "cuda" or rows is None or phase.loss is not None or self.tuning.optimizer is not None:
+            return None
+        if key not in self._replays:
+            on_device = all(tensor.device == device for tensor in tensors(rows.read(torch.zeros(1, dtype=torch.int64, device=device))))
+            step = partial(self._from_rows, phase, rows)
+            self._replays[key] = Replays(step, partial(self.optimizer.zero_grad, set_to_none=True)) if on_device else None
+        return self._replays[key]
+
+    def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
+        return self(phase, rows.read(chosen), self.objective.losses)
+
+
+def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
+    """Look at all of the data before the first step: replayed ones cannot."""
+    logits: Tensor | None = None
+    with in_mode(model, training=False), torch.no_grad():
+        for batch in screened(phase.batches, phase.argument, objective):
+            if logits is None:
+                logits = objective.outputs(model, batch)
+            if objective.losses is cross_entropy:
+                check_labels(logits.shape, objective.targets(batch))
+
+
+def _mean_loss(objective: Objective, model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
+    return losses(objective.outputs(model, batch), objective.targets(batch)).mean()
 
 
 def _optimizer(trainable: list[nn.Parameter], tuning: Tuning) -> Optimizer:
     if tuning.optimizer is not None:
         return tuning.optimizer(trainable)
-    return SGD(trainable, lr=tuning.schedule.rate(0), momentum=tuning.momentum, weight_decay=tuning.weight_decay)
+    rate: float | Tensor = tuning.schedule.rate(0)
+    fused = all(parameter.is_cuda for parameter in trainable)
+    if fused:
+        rate = torch.tensor(rate, device=trainable[0].device)  # there it can change between replays of a captured step
+    return SGD(trainable, lr=rate, momentum=tuning.momentum, weight_decay=tuning.weight_decay, fused=fused or None)

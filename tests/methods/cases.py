@@ -4,20 +4,58 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from expunge.methods import Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
+from expunge.curvature import ConjugateGradients
+from expunge.methods import (
+    SCRUB,
+    SSD,
+    ActivationMask,
+    BadTeacher,
+    Finetune,
+    FisherMask,
+    FisherNoise,
+    GradientAscent,
+    Influence,
+    MaskClassifier,
+    NegGradPlus,
+    NewtonNoise,
+    RandomLabels,
+    RandomMask,
+    Retrain,
+    SalUn,
+    TfIdfMask,
+)
 from expunge.tuning import Constant, Steps, Tuning, replay
 
+SHORT = ConjugateGradients(iterations=10)
 QUICK = Tuning(replay(Steps(), epochs=2), batch_size=16)
 
 CASES = {
     "fisher-mask": lambda tuning=QUICK: FisherMask(ratio=0.1, tuning=tuning),
     "random-mask": lambda tuning=QUICK: RandomMask(ratio=0.1, tuning=tuning),
+    "activation-mask": lambda tuning=QUICK: ActivationMask(ratio=0.1, tuning=tuning),
+    "tf-idf-mask": lambda tuning=QUICK: TfIdfMask(ratio=0.1, tuning=tuning),
     "mask-classifier": lambda tuning=None: MaskClassifier(tuning=tuning),
+    "fisher-noise": lambda tuning=QUICK: FisherNoise(tuning=tuning),
+    "newton-noise": lambda tuning=None: NewtonNoise(solver=SHORT, tuning=tuning),
+    "influence": lambda tuning=None: Influence(solver=SHORT, tuning=tuning),
+    "ssd": lambda tuning=None: SSD(threshold=1.0, tuning=tuning),
+    "gradient-ascent": lambda tuning=QUICK: GradientAscent(tuning),
+    "neg-grad-plus": lambda tuning=QUICK: NegGradPlus(0.9, tuning),
+    "random-labels": lambda tuning=QUICK: RandomLabels(tuning=tuning),
+    "salun": lambda tuning=QUICK: SalUn(tuning=tuning),
+    "bad-teacher": lambda tuning=QUICK: BadTeacher(tuning=tuning),
+    "scrub": lambda tuning=QUICK: SCRUB(max_epochs=1, tuning=tuning),
     "finetune": lambda tuning=QUICK: Finetune(tuning),
     "retrain": lambda tuning=QUICK: Retrain(tuning),
 }
 
-WITHOUT_TUNING = ("fisher-mask", "random-mask", "mask-classifier")  # work on the forget data alone where there is no fine-tuning
+NEEDS_NO_REMAIN = ("gradient-ascent",)  # trains on the forget data alone
+WITHOUT_TUNING = (
+    "fisher-mask",
+    "random-mask",
+    "activation-mask",
+    "mask-classifier",
+)  # on the forget data alone where nothing is fine-tuned
 
 LONGER = Tuning(Constant(0.05, 4), batch_size=16)
 

@@ -41,8 +41,9 @@ def test_the_callers_model_is_untouched(name):
 def test_the_callers_model_is_untouched_when_it_fails(name):
     model, broken = cases.model(), cases.dataset()
     broken.tensors[0][4] = float("inf")
+    forget, remain = (broken, None) if name in cases.NEEDS_NO_REMAIN else (cases.forget(), broken)
     with properties.assert_untouched(model), pytest.raises(InputError, match="finite"):
-        unlearn(model, cases.forget(), broken, CASES[name](cases.QUICK))
+        unlearn(model, forget, remain, CASES[name](cases.QUICK))
 
 
 @every_method
@@ -113,7 +114,13 @@ def test_the_patch_undoes_the_masking(name):
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
 
 
-@every_method
+@pytest.mark.parametrize("name", [name for name in CASES if name not in cases.NEEDS_NO_REMAIN])
 def test_training_without_remain_data_is_refused(name):
     with pytest.raises(InputError, match="^remain: .* needs the data to keep"):
         unlearn(cases.model(), cases.forget(), None, CASES[name](cases.QUICK))
+
+
+@pytest.mark.parametrize("name", cases.NEEDS_NO_REMAIN)
+def test_remain_data_change_nothing_where_none_are_needed(name):
+    first, second = (unlearn(cases.model(), cases.forget(), remain, CASES[name]()).model for remain in (None, cases.remain()))
+    properties.assert_same_weights(first.state_dict(), second.state_dict())

@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from expunge import fisher, heads, masks, scores
+from expunge import channels, fisher, heads, masks, scores
 from expunge.batches import Data
 from expunge.errors import InputError
 from expunge.fisher import FisherSums
-from expunge.masks import Granularity, Scope, Which
-from expunge.methods.run import Run, mask_and_tune, needs_remain
+from expunge.masks import Granularity, Mask, Scope, Which
+from expunge.methods.run import Run, check_ratio, mask_and_tune, needs_remain
 from expunge.patches import Patch
 from expunge.tuning import Tuning
 
@@ -40,7 +40,7 @@ class FisherMask:
     tuning: Tuning | None = Tuning()
 
     def __post_init__(self) -> None:
-        _check_ratio(self.ratio)
+        check_ratio(self.ratio)
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> FisherMask:
@@ -67,7 +67,9 @@ class FisherMask:
 class RandomMask:
     """Zero weights drawn at random, the share `ratio` of them, then fine-tune (section Baselines).
 
-    Departures: the released program draws whole output channels with their BatchNorm, and rows of the classifier.
+    `with_norm`, for channels: those of convolutions and Linears alone are drawn, and bias and BatchNorm (γ, β) of a channel go with it.
+
+    Departures: the released program draws whole output channels with their BatchNorm, and rows of the classifier: `as_released()`.
     """
 
     ratio: float = 0.02
@@ -76,17 +78,31 @@ class RandomMask:
     which: Which = "all"
     include_head: bool = False
     seed: int = 0
+    with_norm: bool = False
     tuning: Tuning | None = Tuning()
 
     def __post_init__(self) -> None:
-        _check_ratio(self.ratio)
+        check_ratio(self.ratio)
+        if self.with_norm and self.granularity != "channel":
+            raise InputError("with_norm", 'needs granularity="channel"', repr(self.granularity))
+
+    @classmethod
+    def as_released(cls, ratio: float = 0.02, seed: int = 0, tuning: Tuning | None = Tuning()) -> RandomMask:
+        """The settings of the authors' released program."""
+        return cls(ratio, "channel", which="weights", include_head=True, seed=seed, with_norm=True, tuning=tuning)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
             needs_remain(remain, "RandomMask with tuning")
+        return mask_and_tune(model, self._mask(model, forget, run), remain, self.tuning, run)
+
+    def _mask(self, model: nn.Module, forget: Data, run: Run) -> Mask:
+        if self.with_norm:
+            layers = run.layers_of(model, forget, self.include_head)
+            score = scores.random({layer.name: (layer.channels,) for layer in layers}, self.seed)
+            return channels.mask(model, layers, masks.select(score, self.ratio, "element", self.scope), with_norm=True)
         allowed = _allowed(model, forget, run, self.include_head, self.which)
-        mask = masks.select(scores.random(model, self.seed), self.ratio, self.granularity, self.scope, allowed)
-        return mask_and_tune(model, mask, remain, self.tuning, run)
+        return masks.select(scores.random(model, self.seed), self.ratio, self.granularity, self.scope, allowed)
 
 
 @dataclass(frozen=True)
@@ -120,8 +136,3 @@ def _single_label(targets: Iterable[Tensor]) -> int:
     if len(labels) != 1:
         raise InputError("label", "must be given where the forget set holds several labels", labels)
     return int(labels[0])
-
-
-def _check_ratio(ratio: float) -> None:
-    if not 0 <= ratio < 1:
-        raise InputError("ratio", "must be in [0, 1)", ratio)

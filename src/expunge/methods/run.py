@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from expunge import heads, tuning
+from expunge import channels, heads, tuning
 from expunge.batches import Batches, Data, as_batches
 from expunge.checks import screened
 from expunge.errors import InputError
@@ -36,6 +36,11 @@ class Run:
             return self.head
         return heads.find(model, next(iter(self.batches(data, "forget"))), self.objective)
 
+    def layers_of(self, model: nn.Module, data: Data, include_head: bool) -> tuple[channels.Layer, ...]:
+        """The layers whose channels may be masked."""
+        head = () if include_head else self.head_of(model, data)
+        return channels.find(model, next(iter(self.batches(data, "forget"))), self.objective, head)
+
 
 class Method(Protocol):
     """Settings that can be called: changes the given model, and returns what was masked, if anything was."""
@@ -46,6 +51,11 @@ class Method(Protocol):
 def needs_remain(remain: Data | None, why: str) -> None:
     if remain is None:
         raise InputError("remain", f"{why} needs the data to keep", "None")
+
+
+def check_ratio(ratio: float) -> None:
+    if not 0 <= ratio < 1:
+        raise InputError("ratio", "must be in [0, 1)", ratio)
 
 
 def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Run, mask: Mapping[str, Tensor] | None = None) -> None:
@@ -63,9 +73,16 @@ def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | N
     return patch
 
 
-def change_and_tune(model: nn.Module, values: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:
-    """Give these parameters and buffers these values, then fine-tune; nothing is masked, so nothing is frozen."""
+def change_and_tune(
+    model: nn.Module,
+    values: Mapping[str, Tensor],
+    remain: Data | None,
+    settings: Tuning | None,
+    run: Run,
+    mask: Mapping[str, Tensor] | None = None,
+) -> Patch:
+    """Give these parameters and buffers these values, then fine-tune; what a `mask` names can be frozen at zero."""
     patch = Patch.setting(model, values)
     patch.apply(model)
-    tune(model, remain, settings, run)
+    tune(model, remain, settings, run, mask)
     return patch

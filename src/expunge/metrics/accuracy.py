@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
 from expunge.errors import InputError
@@ -25,16 +25,21 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
         for batch in as_batches(data, "data", batch_size):
             held = to_device(batch, device)
             logits, targets = objective.outputs(model, held), objective.targets(held)
-            if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
-                found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
-                raise InputError("data", "accuracy needs one integer label for each row of logits", found)
-            check_labels(logits.shape, targets)
+            check_targets(logits, targets)
             valid = targets != IGNORED
             right += ((logits.argmax(1) == targets) & valid).sum()
             counted += valid.sum()
     if int(counted) == 0:
         raise InputError("data", "must hold at least one label")
     return int(right) / int(counted)
+
+
+def check_targets(logits: Tensor, targets: Tensor) -> None:
+    """One label of the head for each row of logits and position."""
+    if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
+        found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
+        raise InputError("data", "accuracy needs one integer label for each row of logits", found)
+    check_labels(logits.shape, targets)
 
 
 def unlearn_score(remain_accuracy: float, forget_accuracy: float) -> float:

@@ -32,18 +32,23 @@ def raw() -> tuple[Tensor, Tensor]:
         return torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]).long()
 
 
-def digits(seed: int = 0) -> Digits:
-    """The digits, scaled to [0, 1], normalised by the train part, and split by class: 60 % train, 15 % validation, 25 % test."""
-    images, labels = raw()
+def parts(labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of the train, validation and test part, each class shared out by SHARES."""
     generator = torch.Generator().manual_seed(seed)
-    parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+    rows_of: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for label in range(CLASSES):
         rows = torch.nonzero(labels == label).flatten()
         shuffled = rows[torch.randperm(len(rows), generator=generator)]
         train, validation = (round(share * len(rows)) for share in SHARES)
-        for part, chosen in zip(parts, shuffled.split([train, validation, len(rows) - train - validation]), strict=True):
+        for part, chosen in zip(rows_of, shuffled.split([train, validation, len(rows) - train - validation]), strict=True):
             part.append(chosen)
+    return torch.cat(rows_of[0]), torch.cat(rows_of[1]), torch.cat(rows_of[2])
+
+
+def digits(seed: int = 0) -> Digits:
+    """The digits, scaled to [0, 1], normalised by the train part, and split by class: 60 % train, 15 % validation, 25 % test."""
+    images, labels = raw()
+    rows = parts(labels, seed)
     scaled = images.float().unsqueeze(1) / 16
-    rows = torch.cat(parts[0])
-    normalised = (scaled - scaled[rows].mean()) / scaled[rows].std()
-    return Digits(*(TensorDataset(normalised[torch.cat(part)], labels[torch.cat(part)]) for part in parts))
+    normalised = (scaled - scaled[rows[0]].mean()) / scaled[rows[0]].std()
+    return Digits(*(TensorDataset(normalised[part], labels[part]) for part in rows))

@@ -1,43 +1,235 @@
-"""What to forget: a dataset split into a forget and a remain part."""
+"""What to forget and why: training data split into a forget and a remain part, with the data to measure it on."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from expunge.errors import InputError
+from expunge.vision.rows import checked, drawn, label_of, labels_of, length, share, split
+from expunge.vision.views import Altered, Corner, Trigger
+
+Images = Dataset[Any]  # of (image, label), with a length and items
 
 
-class Scenario(NamedTuple):
-    """Two views of one dataset that share no sample."""
+@dataclass(frozen=True)
+class Scenario:
+    """`forget, remain = scenario`; both are parts of `train`, views without a copy, and share no sample.
 
+    `train` is what the original network is trained on, `retrain` what the reference is trained on, and `reference` says what to expect of
+    it. `remain` is what unlearning may use; None: nothing. `tests` and `validation` hold data by name, always with "remain" and "forget",
+    and are empty where no such data were given.
+    """
+
+    name: str
+    train: Images
     forget: Subset[Any]
-    remain: Subset[Any]
+    remain: Subset[Any] | None
+    retrain: Subset[Any]
+    reference: str
+    tests: Mapping[str, Images] = field(default_factory=dict)
+    validation: Mapping[str, Images] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.forget, self.remain))
+
+    @property
+    def watch(self) -> dict[str, Images]:
+        """For `unlearn(watch=...)`: the tests by their names, and the validation data as "validation remain" and so on."""
+        return {**self.tests, **{f"validation {name}": data for name, data in self.validation.items()}}
 
 
-def category(dataset: Dataset[Any], label: int) -> Scenario:
-    """Forget every sample of one class (section Remove A Full Category)."""
+def category(dataset: Images, label: int | Iterable[int], test: Images | None = None, validation: Images | None = None) -> Scenario:
+    """Forget every sample of one class, or of several (section Remove A Full Category).
+
+    Test and validation data are split alike: "forget" is the class, "remain" the others.
+    """
+    labels = list(dict.fromkeys(label)) if isinstance(label, Iterable) else [label]
+    forget, remain = _by_label(dataset, labels, "dataset")
+    parts = {}
+    for argument, data in (("test", test), ("validation", validation)):
+        if data is not None:
+            forgotten, kept = _by_label(data, labels, argument)
+            parts[argument] = {"remain": kept, "forget": forgotten}
+    classes = f"class {labels[0]}" if len(labels) == 1 else f"classes {', '.join(map(str, labels))}"
+    return Scenario(
+        name=f"without {classes}",
+        train=dataset,
+        forget=forget,
+        remain=remain,
+        retrain=remain,
+        reference=f"A network trained without {classes}: its forget accuracy is 0.",
+        tests=parts.get("test", {}),
+        validation=parts.get("validation", {}),
+    )
+
+
+def poisoned(
+    dataset: Images,
+    n: int = 200,
+    trigger: int = 4,
+    corner: Corner = "lower right",
+    value: float | tuple[float, ...] = 0.0,
+    target: int = 0,
+    how: Literal["add", "replace"] = "add",
+    sources: Sequence[int] | None = None,
+    margin: int = 0,
+    test: Images | None = None,
+    validation: Images | None = None,
+    seed: int = 0,
+) -> Scenario:
+    """Forget `n` samples that carry a trigger and the attacker's label `target` (section Remove Poisoned Samples).
+
+    "remain" is the test set as it is, "forget" the poisoned training samples, "attack" the test images of all other classes with the
+    trigger, labelled `target`: accuracy on it is the attack success rate. `value` is in the units of the images as the dataset gives them.
+
+    Departures: the text "adds" samples with a patch "to 0" and says no more. Added, the clean originals stay (`how="replace"`: they go);
+    zero is that of normalised images where they are (`value`: black is −mean/deviation of each channel); samples of the target class are
+    no `sources`, else forget accuracy could not become zero.
+    """
+    stamp = Trigger(trigger, corner, value if isinstance(value, (int, float)) else tuple(value), margin)
+    if how not in ("add", "replace"):
+        raise InputError("how", "must be 'add' or 'replace'", how)
     labels = labels_of(dataset)
-    chosen = labels == label
-    if not chosen.any():
-        raise InputError("label", "must occur in the dataset", label)
+    _check_occurs(labels, [target], "target", "dataset")
+    allowed = labels != target if sources is None else torch.isin(labels, torch.tensor(list(sources)))
+    available = torch.nonzero(allowed).flatten()
+    if not isinstance(n, int) or not 1 <= n <= len(available):
+        raise InputError("n", f"must be a whole number between 1 and the {len(available)} samples of the source classes", n)
+    rows = drawn(available, n, _generator(seed))
+    clean = dataset if how == "add" else split(dataset, rows)[1]
+    train: ConcatDataset[Any] = ConcatDataset([clean, _triggered(dataset, rows, stamp, target)])
+    start = len(train) - n
+    forget, remain = Subset(train, range(start, len(train))), Subset(train, range(start))
+
+    def parts(data: Images | None) -> dict[str, Images]:
+        if data is None:
+            return {}
+        others = torch.nonzero(labels_of(data) != target).flatten()
+        return {"remain": data, "forget": forget, "attack": _triggered(data, others, stamp, target)}
+
+    reference = "A network trained on the clean data: a trigger means nothing to it, so few triggered images get the attacker's label."
+    return Scenario(f"without {n} poisoned samples", train, forget, remain, remain, reference, parts(test), parts(validation))
+
+
+def mislabelled(
+    dataset: Images,
+    fraction: float,
+    keep_own: bool = False,
+    test: Images | None = None,
+    validation: Images | None = None,
+    seed: int = 0,
+) -> Scenario:
+    """Forget a share of the samples whose labels were drawn at random (section Remove Wrongly Labeled Samples).
+
+    "remain" is the test set, the paper's one measure here; "forget" the mislabelled training samples with their wrong labels. Rows of
+    `train` are those of the dataset, so `forget.indices` are the samples meant.
+
+    Departures: the text shuffles labels, the released program draws any label, so about one in K keeps its own (`keep_own=True`; it is
+    among the samples to forget all the same). By default every label is wrong, each of the others with the same chance.
+    """
+    labels = labels_of(dataset)
+    label_of(dataset[0])
+    generator = _generator(seed)
+    rows = drawn(torch.arange(len(labels)), share(fraction, len(labels)), generator)
+    classes, places = torch.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise InputError("dataset", "must hold at least two classes", classes.tolist())
+    # A step of 1 to K − 1 through the classes never comes back to the label's own; a step of 0 does.
+    steps = torch.randint(0 if keep_own else 1, len(classes), (len(rows),), generator=generator)
+    wrong = labels.clone()
+    wrong[rows] = classes[(places[rows] + steps) % len(classes)]
+    train = Altered(dataset, wrong)
+    forget, remain = split(train, rows)
+    reference = "A network trained on the correctly labelled rest: it answers with the true labels, so few of the wrong ones."
+    return _of_samples(f"without {len(rows)} mislabelled samples", train, forget, remain, reference, test, validation)
+
+
+def subset(
+    dataset: Images,
+    indices: Sequence[int] | None = None,
+    *,
+    fraction: float | None = None,
+    test: Images | None = None,
+    validation: Images | None = None,
+    seed: int = 0,
+) -> Scenario:
+    """Forget the samples at `indices`, or a `fraction` drawn at random. "remain" is the test set, "forget" the samples themselves."""
+    size = length(dataset)
+    if indices is not None and fraction is None:
+        rows = checked(indices, size)
+    elif fraction is not None and indices is None:
+        rows = drawn(torch.arange(size), share(fraction, size), _generator(seed))
+    else:
+        raise InputError("indices", "give either indices or a fraction", "neither" if indices is None else "both")
+    forget, remain = split(dataset, rows)
+    reference = "A network trained on the rest: to it the samples are like any unseen ones, so its forget accuracy is not 0."
+    return _of_samples(f"without {len(rows)} samples", dataset, forget, remain, reference, test, validation)
+
+
+def limited(scenario: Scenario, *, fraction: float | None = None, count: int | None = None, seed: int = 0) -> Scenario:
+    """The same with `count` of the remain samples at hand, for scoring and fine-tuning; 0: none (section With Limited Remain Data).
+
+    `fraction` is of the whole training data: the paper's 0.1 % are 50 of 50,000. Without any, score by the forget data alone and do not
+    fine-tune. The reference stays the network trained on all remain data.
+    """
+    if scenario.remain is None:
+        raise InputError("scenario", "must have remain data to take a part of", "none")
+    if fraction is not None and count is None:
+        count = share(fraction, length(scenario.train))
+    elif count is None or fraction is not None:
+        raise InputError("count", "give either a count or a fraction", "neither" if count is None else "both")
+    if not isinstance(count, int) or not 0 <= count <= len(scenario.remain):
+        raise InputError("count", f"must be a whole number between 0 and the {len(scenario.remain)} remain samples", count)
+    rows = drawn(torch.arange(len(scenario.remain)), count, _generator(seed)).tolist()
+    remain = Subset(scenario.remain, rows) if rows else None
+    return replace(scenario, name=f"{scenario.name}, {count or 'no'} remain samples", remain=remain)
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _check_occurs(labels: Tensor, wanted: Sequence[int], argument: str, where: str) -> None:
+    absent = [label for label in wanted if not (labels == label).any()]
+    if absent:
+        raise InputError(argument, f"must occur in the {where}", ", ".join(map(str, absent)))
+
+
+def _by_label(dataset: Images, wanted: list[int], argument: str) -> tuple[Subset[Any], Subset[Any]]:
+    labels = labels_of(dataset)
+    if not wanted:
+        raise InputError("label", "must be one label or several", "none")
+    _check_occurs(labels, wanted, "label", "dataset" if argument == "dataset" else f"{argument} data")
+    chosen = torch.isin(labels, torch.tensor(wanted))
     if chosen.all():
-        raise InputError("label", "must leave other classes to keep", label)
-    return Scenario(Subset(dataset, torch.nonzero(chosen).flatten().tolist()), Subset(dataset, torch.nonzero(~chosen).flatten().tolist()))
+        raise InputError("label", "must leave other classes to keep", ", ".join(map(str, wanted)))
+    return split(dataset, torch.nonzero(chosen).flatten())
 
 
-def labels_of(dataset: Any) -> Tensor:
-    """The label of every sample, without reading its inputs where that can be avoided."""
-    if isinstance(dataset, TensorDataset):
-        return dataset.tensors[-1]
-    if isinstance(dataset, Subset):
-        return labels_of(dataset.dataset)[torch.as_tensor(list(dataset.indices), dtype=torch.int64)]
-    targets = getattr(dataset, "targets", None)  # where torchvision's datasets keep their labels
-    if targets is not None and len(targets) == len(dataset):
-        return torch.as_tensor(targets)
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise InputError("dataset", "must have a length and items", type(dataset).__name__)
-    return torch.as_tensor([int(dataset[index][-1]) for index in range(len(dataset))])
+def _of_samples(
+    name: str,
+    train: Images,
+    forget: Subset[Any],
+    remain: Subset[Any],
+    reference: str,
+    test: Images | None,
+    validation: Images | None,
+) -> Scenario:
+    """Single samples are forgotten, no class: other data have no forget part, so it is measured on the samples themselves."""
+    tests, held = ({} if data is None else {"remain": data, "forget": forget} for data in (test, validation))
+    return Scenario(name, train, forget, remain, remain, reference, tests, held)
+
+
+def _triggered(dataset: Images, rows: Tensor, stamp: Trigger, target: int) -> Altered:
+    if len(rows) == 0:
+        raise InputError("target", "test and validation data must hold other classes too", target)
+    sample = dataset[int(rows[0])]
+    label_of(sample)
+    stamp.check(sample[0])
+    return Altered(Subset(dataset, rows.tolist()), torch.full((len(rows),), target), stamp)

@@ -1,0 +1,124 @@
+"""Set channels to zero that answer to the forget data, then fine-tune: by mean activation, or by its TF-IDF over classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from torch import nn
+
+from expunge import activations, channels, masks, scores
+from expunge.activations import Activations
+from expunge.batches import Data
+from expunge.errors import InputError
+from expunge.masks import Scope
+from expunge.methods.run import Run, change_and_tune, check_ratio, mask_and_tune, needs_remain
+from expunge.objective import Batch
+from expunge.patches import Patch
+from expunge.tuning import Tuning
+
+
+@dataclass(frozen=True)
+class ActivationMask:
+    """Zero the share `ratio` of channels that the forget data activate more than the remain data do, then fine-tune.
+
+    score_j = A_f,j − A_r,j, A_f,j and A_r,j the means over each set of A_ij, the mean over positions of ReLU(BN(conv)); of a chosen
+    channel the rows of the weight and the bias go to zero (section Masking with Activation Values). The unit is the channel (the unit,
+    in a Linear), so there is no `granularity`, and `ratio` counts channels. Without remain data (and then without `tuning`) A_f stands
+    alone.
+
+    Departures: the released program divides sums by the number of batches and also zeroes BatchNorm: `as_released()`.
+    """
+
+    ratio: float = 0.02
+    scope: Scope = "global"
+    average: Literal["samples", "batches"] = "samples"
+    with_norm: bool = False
+    include_head: bool = False
+    tuning: Tuning | None = Tuning()
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+        if self.average not in ("samples", "batches"):
+            raise InputError("average", "must be 'samples' or 'batches'", repr(self.average))
+
+    @classmethod
+    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> ActivationMask:
+        """The settings of the authors' released program: γ, β, running mean and variance go to zero with the channel."""
+        return cls(ratio, average="batches", with_norm=True, tuning=tuning)
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
+        if self.tuning is not None:
+            needs_remain(remain, "ActivationMask with tuning")
+        layers = run.layers_of(model, forget, self.include_head)
+
+        def measure(data: Data, argument: str) -> Activations:
+            return activations.measure(model, run.batches(data, argument), layers, run.objective, progress=run.progress)
+
+        remain_sums = None if remain is None else measure(remain, "remain")
+        score = scores.activation_difference(measure(forget, "forget"), remain_sums, self.average)
+        chosen = masks.select(score, self.ratio, "element", self.scope)
+        mask = channels.mask(model, layers, chosen, self.with_norm)
+        if not self.with_norm:
+            return mask_and_tune(model, mask, remain, self.tuning, run)
+        values = {name: model.get_parameter(name).masked_fill(part, 0) for name, part in mask.items()}
+        values |= channels.cleared_statistics(model, layers, chosen)
+        return change_and_tune(model, values, remain, self.tuning, run, mask)
+
+
+@dataclass(frozen=True)
+class TfIdfMask:
+    """Zero the channels that answer to the forgotten classes and to few others, then fine-tune: classes are documents, channels words.
+
+    a[c, u] = mean over class c of the mean over positions of ReLU(conv), before BatchNorm.
+    score_u = TF·IDF, TF = a[c, u] / Σ_c' a[c', u], IDF = log(K / (1 + #{c' : a[c', u] ≥ mean over the layer's channels of a[c', ·]})), TF
+    averaged over the forgotten classes c. The share `ratio` of channels goes to zero, weight and bias; BatchNorm stays (section Masking
+    with Activation Values, after Wang et al. 2022). For whole categories only: no label may be in both sets. `batches` limits each set to
+    as many, drawn with `seed`.
+
+    Departures: the released program prunes the lowest scores, from one batch: `as_released()`.
+    """
+
+    ratio: float = 0.02
+    scope: Scope = "global"
+    prune: Literal["high", "low"] = "high"
+    batches: int | None = None
+    seed: int = 0
+    include_head: bool = False
+    tuning: Tuning | None = Tuning()
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+        if self.prune not in ("high", "low"):
+            raise InputError("prune", "must be 'high' or 'low'", repr(self.prune))
+        if self.batches is not None and self.batches < 1:
+            raise InputError("batches", "must be at least 1", self.batches)
+
+    @classmethod
+    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> TfIdfMask:
+        """The settings of the authors' released program: the lowest scores, from one batch of each set."""
+        return cls(ratio, prune="low", batches=1, tuning=tuning)
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
+        needs_remain(remain, "TfIdfMask")
+        forget_labels, remain_labels = (
+            activations.labels(run.batches(data, argument), argument, run.objective)
+            for data, argument in ((forget, "forget"), (remain, "remain"))
+        )
+        if shared := sorted({*forget_labels} & {*remain_labels}):
+            raise InputError("forget", "TF-IDF forgets whole classes: no label may be in the remain data too", shared)
+        layers = run.layers_of(model, forget, self.include_head)
+
+        def measure(data: Data, argument: str, labels: list[int]) -> Activations:
+            batches: Iterable[Batch] = run.batches(data, argument)
+            if self.batches is not None:
+                batches = islice(run.batches(data, argument).shuffled(self.seed), self.batches)
+            return activations.measure(model, batches, layers, run.objective, classes=labels, before_norm=True, progress=run.progress)
+
+        score = scores.tf_idf(measure(forget, "forget", forget_labels), measure(remain, "remain", remain_labels))
+        if self.prune == "low":
+            score = {name: -values for name, values in score.items()}
+        chosen = masks.select(score, self.ratio, "element", self.scope)
+        return mask_and_tune(model, channels.mask(model, layers, chosen), remain, self.tuning, run)

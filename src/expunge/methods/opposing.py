@@ -1,0 +1,65 @@
+"""Go up the loss of the forget data: alone, or while going down that of the remain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from expunge.batches import Data, as_batches, device_of, to_device
+from expunge.errors import InputError
+from expunge.methods.run import Run, needs_remain
+from expunge.methods.streams import cycled, train_phases
+from expunge.objective import Batch
+from expunge.tuning import Constant, Losses, Phase, Tuning
+
+
+@dataclass(frozen=True)
+class GradientAscent:
+    """Maximise the loss on the forget data, and nothing else: w ← w + η·∇L_f(w).
+
+    Needs no remain data, and nothing holds the rest of the network: few steps, or it is lost. The network is in train mode, as in the
+    programs of the field, so BatchNorm's running statistics move towards the forget data too. Thudi et al. 2022, arXiv:2109.13398.
+
+    Defaults: 5 epochs at 1e-4, the comparison in Fan et al. 2024 (arXiv:2310.12508); what suits a network must be found.
+    """
+
+    tuning: Tuning = Tuning(Constant(1e-4, 5), batch_size=256, weight_decay=5e-4)
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
+        def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
+            return -losses(run.objective.outputs(model, batch), run.objective.targets(batch)).mean()
+
+        phase = Phase(as_batches(forget, "forget", self.tuning.batch_size), "forget", loss)
+        train_phases(model, lambda epoch: [phase], self.tuning, run)
+
+
+@dataclass(frozen=True)
+class NegGradPlus:
+    """Down the loss of the remain data and up that of the forget data: minimise β·L_r(w) − (1 − β)·L_f(w).
+
+    A step takes a batch of each; the forget data are gone through again and again. Kurmanji et al. 2023, arXiv:2302.09880.
+
+    Defaults: β = 0.9999, 10 epochs at 0.01 without momentum and weight decay, as in their program.
+    """
+
+    remain_weight: float = 0.9999
+    tuning: Tuning = Tuning(Constant(0.01, 10), momentum=0.0, weight_decay=0.0)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.remain_weight <= 1:
+            raise InputError("remain_weight", "must be in [0, 1]", self.remain_weight)
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
+        needs_remain(remain, "NegGradPlus")
+        device, size = device_of(model), self.tuning.batch_size
+        against = cycled(as_batches(forget, "forget", size), self.tuning.seed)
+
+        def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
+            def mean(part: Batch) -> Tensor:
+                return losses(run.objective.outputs(model, part), run.objective.targets(part)).mean()
+
+            return self.remain_weight * mean(batch) - (1 - self.remain_weight) * mean(to_device(next(against), device))
+
+        phase = Phase(as_batches(remain, "remain", size), "remain", loss)
+        train_phases(model, lambda epoch: [phase], self.tuning, run)

@@ -1,0 +1,74 @@
+"""Teach the forget data other labels: drawn at random, once, and learnt beside the remain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from expunge.batches import Batches, Data, as_batches, device_of, to_device
+from expunge.errors import InputError
+from expunge.methods.run import Run, needs_remain
+from expunge.methods.streams import mixed, tagged, train_phases
+from expunge.modes import in_mode, seeded
+from expunge.objective import Batch
+from expunge.tuning import Constant, Losses, Phase, Tuning
+
+IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
+
+
+@dataclass(frozen=True)
+class RandomLabels:
+    """Train on the forget data with random labels and on the remain data with their own, all in one stream.
+
+    ỹ_i uniform over the classes but y_i, drawn once; `exclude_own=False`: over all classes. Every batch holds the same share of forget
+    samples. Graves et al. 2021, arXiv:2010.10981, who give no settings.
+
+    Defaults: 3 epochs of Adam at 1e-4, the comparison in Foster et al. 2024 (arXiv:2308.07707).
+    """
+
+    exclude_own: bool = True
+    tuning: Tuning = Tuning(Constant(1e-4, 3), optimizer=Adam)
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
+        needs_remain(remain, "RandomLabels")
+        phase = relabelled(model, forget, remain, self.exclude_own, self.tuning, run)
+        train_phases(model, lambda epoch: [phase], self.tuning, run)
+
+
+def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> Phase:
+    """A pass over the remain data with the forget data among them, these with labels drawn by the tuning's seed.
+
+    The labels go beside the batches, which stay as they are: whatever the form of a batch, the objective need not know.
+    """
+    few, many = (as_batches(data, name, tuning.batch_size) for data, name in ((forget, "forget"), (remain, "remain")))
+    classes = _classes(model, few, run)
+    generator = torch.Generator().manual_seed(tuning.seed)
+    drawn = tagged(few, lambda batch: random_labels(run.objective.targets(batch), classes, exclude_own, generator))
+
+    def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
+        samples, labels = batch
+        return losses(run.objective.outputs(model, samples), labels).mean()
+
+    return Phase(mixed(drawn, tagged(many, run.objective.targets)), "remain", loss)
+
+
+def random_labels(targets: Tensor, classes: int, exclude_own: bool, generator: torch.Generator) -> Tensor:
+    """Another label for each, uniform over the other classes (or over all); ignored positions stay ignored."""
+    if targets.dtype != torch.int64:
+        raise InputError("forget", "random labels need integer labels (int64)", targets.dtype)
+    if classes < 2:
+        raise InputError("forget", "random labels need two classes or more", classes)
+    drawn = torch.randint(1 if exclude_own else 0, classes, targets.shape, generator=generator).to(targets.device)
+    return torch.where(targets == IGNORED, targets, (targets + drawn) % classes)
+
+
+def _classes(model: nn.Module, batches: Batches, run: Run) -> int:
+    device = device_of(model)
+    with seeded(0, device), in_mode(model, training=False), torch.no_grad():
+        logits = run.objective.outputs(model, to_device(next(iter(batches)), device))
+    if logits.dim() < 2:
+        raise InputError("objective", "random labels need logits of shape (N, K, ...)", tuple(logits.shape))
+    return logits.shape[1]

@@ -1,0 +1,77 @@
+"""Forget and remain data in one training: samples of both in every batch, or one beside the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import count
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from expunge import tuning
+from expunge.batches import Batches, batch_size, take
+from expunge.errors import InputError
+from expunge.methods.run import Run
+from expunge.objective import Batch
+from expunge.tuning import Phase, Tuning
+
+
+def tagged(batches: Batches, tags: Callable[[Batch], Tensor]) -> Batches:
+    """(batch, tag) for each batch, with one tag a sample: a label to learn, or a teacher."""
+    return Batches(lambda seed: ((batch, tags(batch)) for batch in batches.read(seed)), len(batches))
+
+
+def mixed(few: Batches, many: Batches) -> Batches:
+    """Every batch of `many` with its even share of the samples of `few`, which come once an epoch, in another order each time.
+
+    The few are read once, here, and kept in memory.
+    """
+    whole = joined(list(few))
+    samples, steps = batch_size(whole), len(many)
+
+    def read(seed: int | None) -> Iterator[Batch]:
+        order = torch.arange(samples) if seed is None else torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
+        for step, batch in enumerate(many.read(seed)):
+            share = order[step * samples // steps : (step + 1) * samples // steps]
+            yield joined([batch, take(whole, share)]) if len(share) else batch
+
+    return Batches(read, steps)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """The samples of all batches as one: tensors at the same place end to end, all else from the first."""
+    first = batches[0]
+    try:
+        if isinstance(first, Tensor):
+            return torch.cat([batch.to(first.device) for batch in batches])
+        if isinstance(first, Mapping):
+            return {key: joined([batch[key] for batch in batches]) for key in first}
+        if isinstance(first, (tuple, list)):
+            parts = [joined(column) for column in zip(*batches, strict=True)]
+            return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    except (RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        rule = "batches of forget and remain data must have one form and shape, to be mixed"
+        raise InputError("forget", rule, str(error).splitlines()[0]) from error
+    return first
+
+
+def cycled(batches: Batches, seed: int) -> Iterator[Batch]:
+    """Batches without end, pass after pass, each in an order of its own."""
+    for turn in count(seed):
+        yield from batches.shuffled(turn)
+
+
+def train_phases(
+    model: nn.Module,
+    phases: Callable[[int], Sequence[Phase]],
+    settings: Tuning,
+    run: Run,
+    hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
+) -> None:
+    """Train, epoch 0 being the model as it is handed over."""
+    run.after_epoch(0)
+    tuning.train_phases(model, phases, settings, run.objective, hold, run.after_epoch, run.progress)

@@ -1,0 +1,106 @@
+"""What a model says about data, computed once, and what can be read off it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from expunge.batches import Data, as_batches, device_of, to_device
+from expunge.errors import InputError
+from expunge.metrics.accuracy import IGNORED, check_targets
+from expunge.modes import in_mode, seeded
+from expunge.objective import Objective
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Logits (N, K) or (N, K, positions...) and targets of the same samples, in the order of the data."""
+
+    logits: Tensor
+    targets: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.logits) != len(self.targets):
+            raise InputError("targets", f"must be as many as the {len(self.logits)} rows of logits", len(self.targets))
+
+    @cached_property
+    def counted(self) -> Tensor:
+        """Which targets count: all but the ignored."""
+        check_targets(self.logits, self.targets)
+        counted = self.targets != IGNORED
+        if not counted.any():
+            raise InputError("data", "must hold at least one label")
+        return counted
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The targets that count, flat."""
+        return self.targets[self.counted]
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """The class of the largest logit for each of `labels`."""
+        return self.logits.argmax(1)[self.counted]
+
+
+def logits(
+    model: nn.Module, data: Data, objective: Objective = Objective(), batch_size: int = 128, device: torch.device | str = "cpu"
+) -> Predictions:
+    """The model's logits on data, in eval mode, kept on `device` in float32 (float64 where the model's are).
+
+    A loader that shuffles gives another order each time: give a dataset where two models are to be compared. The model's modes and all
+    random numbers are afterwards as they were.
+    """
+    home = device_of(model)
+    rows: list[Tensor] = []
+    targets: list[Tensor] = []
+    with seeded(0, home), in_mode(model, training=False), torch.no_grad():
+        for batch in as_batches(data, "data", batch_size):
+            held = to_device(batch, home)
+            found = objective.outputs(model, held)
+            rows.append(found if found.dtype == torch.float64 else found.float())
+            targets.append(objective.targets(held))
+    shapes = {tuple(each.shape[1:]) for each in rows}
+    if len(shapes) > 1:
+        raise InputError("data", "logits of all samples must have one shape", sorted(shapes))
+    # Moved at the end and not batch by batch: a GPU need not wait.
+    return Predictions(torch.cat(rows).to(device), torch.cat(targets).to(device))
+
+
+def accuracy_of(predictions: Predictions) -> float:
+    """The fraction of labels that are the largest logit."""
+    return _share(predictions.predicted == predictions.labels)
+
+
+def class_accuracies(predictions: Predictions) -> dict[int, float]:
+    """The accuracy on the samples of each label that occurs."""
+    right = predictions.predicted == predictions.labels
+    return {label: _share(right[predictions.labels == label]) for label in torch.unique(predictions.labels).tolist()}
+
+
+def predicted_shares(predictions: Predictions) -> dict[int, float]:
+    """The fraction of samples given to each class, whatever their label: where forgotten samples go."""
+    counts = torch.bincount(predictions.predicted, minlength=predictions.logits.shape[1])
+    return {label: count / int(counts.sum()) for label, count in enumerate(counts.tolist())}
+
+
+def attack_success(predictions: Predictions) -> float:
+    """The fraction of triggered images given the attacker's label, which the "attack" data of a poisoned scenario all carry."""
+    labels = torch.unique(predictions.labels).tolist()
+    if len(labels) != 1:
+        raise InputError("predictions", "must be on triggered images that all carry the attacker's label", f"labels {labels}")
+    return accuracy_of(predictions)
+
+
+def mean_loss(predictions: Predictions, objective: Objective = Objective()) -> float:
+    """The mean of the objective's loss a sample, in float64."""
+    if len(predictions.logits) == 0:
+        raise InputError("predictions", "must hold at least one sample")
+    return float(objective.per_sample(predictions.logits.double(), predictions.targets).mean())
+
+
+def _share(right: Tensor) -> float:
+    return int(right.sum()) / right.numel()

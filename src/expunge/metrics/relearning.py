@@ -1,0 +1,117 @@
+"""How soon a network that forgot knows it again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from expunge.batches import Batches, Data, as_batches, row_reader
+from expunge.errors import InputError, ModelError
+from expunge.metrics.predictions import logits, mean_loss
+from expunge.objective import Batch, Objective
+from expunge.tuning import Constant, Tuning, train
+
+
+@dataclass(frozen=True)
+class Relearning:
+    """How re-learn time is counted: at most as many epochs as the schedule of `tuning` has, until the loss is `margin` above the goal.
+
+    An epoch reads the data once or, with `draws`, so many samples drawn with replacement.
+
+    Departures: the text gives no rate; 0.1, momentum 0.9, train mode and the margin are the released program's.
+    """
+
+    tuning: Tuning = Tuning(Constant(0.1, 100))
+    draws: int | None = None
+    margin: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.draws is not None and self.draws < 1:
+            raise InputError("draws", "must be at least 1", self.draws)
+        if not self.margin >= 0:
+            raise InputError("margin", "must be 0 or more", self.margin)
+
+    @classmethod
+    def as_first_defined(cls) -> Relearning:
+        """Golatkar et al., 2020: an "epoch" is 500 draws; rate 0.01 without momentum, in eval mode. Decay 0 and batches of 128 are ours."""
+        return cls(Tuning(Constant(0.01, 100), momentum=0, weight_decay=0, eval_mode=True), draws=500)
+
+
+@dataclass(frozen=True)
+class Relearned:
+    """`epochs` until `losses[epochs]` was no more than the `goal`; None: not within `limit` epochs."""
+
+    epochs: int | None
+    limit: int
+    goal: float
+    losses: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"not within {self.limit}" if self.epochs is None else str(self.epochs)
+
+
+def relearn_time(
+    model: nn.Module,
+    original: nn.Module,
+    forget: Data,
+    data: Data,
+    relearning: Relearning = Relearning(),
+    *,
+    only: Sequence[str] | None = None,
+    objective: Objective = Objective(),
+    batch_size: int = 128,
+    progress: bool = False,
+) -> Relearned:
+    """Epochs of training on all data until the loss on the forget data is the original's again (section More Readout Functions).
+
+    min t : L(w_t; D_f) ≤ L(w*; D_f) + margin, w_0 the model, L the mean loss in eval mode. Read it beside the retrained network's time:
+    shorter, and something is still inside; longer, and more is gone than should be. `only` names the parameters that may move, the rest
+    of the network with its statistics is fixed: the paper's MaskClassifier re-learns its classifier alone.
+
+    A copy is trained: the model, its modes and all random numbers are afterwards as they were.
+    """
+    tuning = relearning.tuning
+    goal = mean_loss(logits(original, forget, objective, batch_size), objective) + relearning.margin
+    learner = copy.deepcopy(model)
+    if only is not None:
+        _fix_others(learner, only)
+        tuning = replace(tuning, eval_mode=True)
+    losses: list[float] = []
+
+    def reached(epoch: int) -> bool:
+        losses.append(mean_loss(logits(learner, forget, objective, batch_size), objective))
+        return losses[-1] <= goal
+
+    batches = as_batches(data, "data", tuning.batch_size) if relearning.draws is None else _draws(data, relearning.draws, tuning.batch_size)
+    done = reached(0)
+    if not done:
+        train(learner, batches, tuning, objective, after_epoch=reached, progress=progress)
+        done = losses[-1] <= goal
+    return Relearned(len(losses) - 1 if done else None, tuning.schedule.epochs, goal, tuple(losses))
+
+
+def _fix_others(model: nn.Module, only: Sequence[str]) -> None:
+    parameters = dict(model.named_parameters())
+    unknown = [name for name in only if name not in parameters]
+    if unknown or not only:
+        raise ModelError(f"only: must name parameters of the model; found {', '.join(unknown) or 'none'}")
+    model.requires_grad_(False)
+    for name in only:
+        parameters[name].requires_grad_(True)
+
+
+def _draws(data: Data, count: int, batch_size: int) -> Batches:
+    """Every epoch another `count` samples, drawn with replacement."""
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise InputError("data", "draws need a dataset", type(data).__name__)
+    size, read_rows = len(data), row_reader(data, "data")
+
+    def read(seed: int | None) -> Iterator[Batch]:
+        rows = torch.randint(size, (count,), generator=torch.Generator().manual_seed(seed or 0))
+        return map(read_rows, rows.split(batch_size))
+
+    return Batches(read, -(-count // batch_size))

@@ -1,0 +1,63 @@
+"""Training steps on CUDA, captured once as a graph and replayed: launching a small network's kernels takes longer than running them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Step = Callable[[Tensor], Tensor]  # rows of the data -> the loss, the weights updated
+
+WARM = 3  # eager steps before the first capture: libraries choose their kernels, the optimizer makes its state
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor  # what the graph reads
+    loss: Tensor  # what it writes
+
+
+class Replays:
+    """Calls a step, or replays it, one graph a number of rows. A step that cannot be captured (a model that looks at values) stays eager."""
+
+    def __init__(self, step: Step, before_capture: Callable[[], None]) -> None:
+        self.step, self.before_capture = step, before_capture
+        self._seen: Counter[int] = Counter()
+        self._captured: dict[int, _Captured] = {}
+        self._capturable = True
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        size = len(rows)
+        if self._capturable and size not in self._captured and self._seen[size] and self._seen.total() >= WARM:
+            self._capture(rows)
+        held = self._captured.get(size)
+        if held is None:
+            self._seen[size] += 1
+            return self.step(rows)
+        held.rows.copy_(rows)
+        held.graph.replay()
+        return held.loss
+
+    def _capture(self, rows: Tensor) -> None:
+        held, graph = rows.clone(), torch.cuda.CUDAGraph()
+        self.before_capture()
+        torch.cuda.current_stream().synchronize()
+        try:
+            # Only this thread's mistakes break a capture: others may be at work on the same device.
+            with torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
+                loss = self.step(held)
+        except Exception:
+            self._capturable = False
+            torch.cuda.synchronize()
+            return
+        self._captured[len(rows)] = _Captured(graph, held, loss)
+
+
+def _own_stream() -> torch.cuda.Stream | None:
+    """The current stream where it can be captured; the default one cannot."""
+    current = torch.cuda.current_stream()
+    return None if current == torch.cuda.default_stream() else current

@@ -1,0 +1,56 @@
+"""Random flips and padded crops of whole batches, on the device they are on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from expunge.errors import InputError
+
+
+class Draws(NamedTuple):
+    """What was drawn for each image of a batch: where its crop begins in the padded image, and whether it is mirrored."""
+
+    down: Tensor
+    right: Tensor
+    mirrored: Tensor
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Pad by `padding` pixels of 0, crop the old size anywhere, mirror every second image (He et al. 2016, arXiv:1512.03385, section 4.2).
+
+    Best on the bytes, before they are normalised: there 0 is black. Nothing waits for the device and shapes are fixed, so `apply` can be
+    captured in a CUDA graph, with `draw` into the same tensors before every replay. The generator must be on the images' device.
+    """
+
+    padding: int = 4
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise InputError("padding", "must be at least 0", self.padding)
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        return self.apply(images, self.draw(len(images), generator))
+
+    def draw(self, count: int, generator: torch.Generator) -> Draws:
+        device, places = generator.device, 2 * self.padding + 1
+        down, right = torch.randint(0, places, (2, count), generator=generator, device=device)
+        mirrored = torch.randint(0, 2 if self.flip else 1, (count,), generator=generator, device=device)
+        return Draws(down, right, mirrored.bool())
+
+    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+        """Images (N, C, H, W) of any type, cropped and mirrored as drawn; a new tensor."""
+        count, _, height, width = images.shape
+        padded = functional.pad(images, (self.padding,) * 4)
+        rows = draws.down.view(-1, 1) + torch.arange(height, device=images.device)
+        along = torch.arange(width, device=images.device)
+        columns = draws.right.view(-1, 1) + torch.where(draws.mirrored.view(-1, 1), width - 1 - along, along)
+        each = torch.arange(count, device=images.device).view(-1, 1, 1)
+        # Indices around a slice put the channels last.
+        return padded[each, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2).contiguous()

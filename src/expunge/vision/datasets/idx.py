@@ -1,0 +1,95 @@
+"""MNIST and Fashion-MNIST in idx files, plain or gzipped: `MNIST/raw/`, `FashionMNIST/raw/`, as torchvision lays them out.
+
+LeCun, Cortes and Burges 1998; Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747: 28×28 grey images, 60,000 to train and 10,000 to test.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from expunge.vision.datasets import files
+from expunge.vision.datasets.images import ImageSet, image_set
+
+CLASSES = 10
+BYTES = 8  # the code for unsigned bytes, the third byte of an idx file
+
+
+@dataclass(frozen=True)
+class Idx:
+    """One dataset of this form; `published` is the MD5 of each file, unpacked."""
+
+    name: str
+    folder: str
+    names: tuple[str, ...]
+    published: Mapping[str, str]
+
+
+MNIST = Idx(
+    "mnist",
+    "MNIST/raw",
+    tuple(str(digit) for digit in range(CLASSES)),
+    {
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+)
+FASHION_MNIST = Idx(
+    "fashion-mnist",
+    "FashionMNIST/raw",
+    ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    {
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+)
+
+
+def read(root: Path, which: Idx, verify: bool = True) -> ImageSet:
+    """Both parts; the names of the classes are not in the files."""
+    train, test = (_part(root / which.folder, part, which, root, verify) for part in ("train", "t10k"))
+    return image_set(train, test, which.names)
+
+
+def _part(folder: Path, part: str, which: Idx, root: Path, verify: bool) -> tuple[Tensor, Tensor]:
+    images = _file(folder / f"{part}-images-idx3-ubyte", 3, which, root, verify)
+    path = folder / f"{part}-labels-idx1-ubyte"
+    labels = _file(path, 1, which, root, verify).long()
+    if len(images) != len(labels):
+        raise files.broken(path, which.name, root, f"must hold a label for each of the {len(images)} images", len(labels))
+    files.check_labels(path, which.name, root, labels, CLASSES)
+    return images.unsqueeze(1), labels
+
+
+def _file(path: Path, dimensions: int, which: Idx, root: Path, verify: bool) -> Tensor:
+    """An idx file: two zero bytes, the type, the number of dimensions, the sizes as big-endian 32-bit numbers, the values."""
+    packed = path.with_name(f"{path.name}.gz")
+    found = packed if packed.exists() and not path.exists() else path
+    content = files.read_bytes(found, which.name, root)
+    if found is packed:
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise files.broken(found, which.name, root, "must be a whole gzip file", error) from error
+    start = 4 + 4 * dimensions
+    if len(content) < start or content[:4] != bytes([0, 0, BYTES, dimensions]):
+        raise files.broken(found, which.name, root, f"must begin as an idx file of bytes in {dimensions} dimensions", content[:4].hex())
+    sizes = struct.unpack(f">{dimensions}I", content[4:start])
+    if not len(content) - start == math.prod(sizes) > 0:
+        rule = f"must hold {' × '.join(map(str, sizes))} bytes, as it says, and not none"
+        raise files.broken(found, which.name, root, rule, len(content) - start)
+    if verify:
+        files.check_published(found, which.name, root, content, which.published)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(sizes)
