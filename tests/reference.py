@@ -146,7 +146,9 @@ def hessian(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(logits, batch[1], reduction="sum")
 
     blocks = torch.autograd.functional.hessian(loss, tuple(value.detach() for value in values))
-    rows = [[block.reshape(a.numel(), b.numel()) for block, b in zip(row, values, strict=True)] for row, a in zip(blocks, values, strict=True)]
+    rows = [
+        [block.reshape(a.numel(), b.numel()) for block, b in zip(row, values, strict=True)] for row, a in zip(blocks, values, strict=True)
+    ]
     return torch.cat([torch.cat(row, 1) for row in rows])
 
 

@@ -71,7 +71,7 @@ SAME = {
     "subset": lambda: Subset(whole, range(10)),
     "subset of a dataset": lambda: Subset(Plain(), range(10)),
     "concatenation": lambda: ConcatDataset([TensorDataset(x[:3], y[:3]), Subset(whole, [3, 4]), TensorDataset(x[5:], y[5:])]),
-    "concatenation of samples": lambda: ConcatDataset([Subset(Plain(), range(3)), Subset(whole, range(3, 10))]),
+    "concatenation of samples": lambda: ConcatDataset([Subset(Plain(), range(3)), Subset(Plain(), range(3, 10))]),
     "whole batches": lambda: Whole(0, 10),
     "whole batches, a part": lambda: Subset(Whole(0, 10), range(10)),
     "whole batches, concatenated": lambda: ConcatDataset([Whole(0, 6), Whole(6, 10)]),

@@ -10,7 +10,7 @@ import expunge
 SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
-    {"errors", "objective", "artifacts", "batches", "progress", "modes", "replays"},
+    {"errors", "objective", "artifacts", "batches", "progress", "modes", "replays", "checkpoints"},
     {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "metrics"},
     {"methods"},
     {"unlearning"},

@@ -25,7 +25,7 @@ METHODS: dict[str, Callable[[Tuning], Method]] = {
     "ActivationMask.as_released()": lambda tuning: ActivationMask.as_released(RATIO, tuning),
     "TfIdfMask()": lambda tuning: TfIdfMask(RATIO, tuning=tuning),
     "TfIdfMask.as_released()": lambda tuning: TfIdfMask.as_released(RATIO, tuning),
-    "RandomMask.as_released()": lambda tuning: RandomMask.as_released(RATIO, tuning.seed, tuning),
+    "RandomMask.as_released()": lambda tuning: RandomMask.as_released(RATIO, tuning, tuning.seed),
     "Finetune()": Finetune,
 }
 

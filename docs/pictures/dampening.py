@@ -1,7 +1,8 @@
-"""Draws dampening.svg: PYTHONPATH=src python docs/pictures/dampening.py, about 30 s."""
+"""Draws dampening.svg: `python docs/pictures/dampening.py`, about 30 s."""
 
 from pathlib import Path
 
+import matplotlib
 import torch
 from matplotlib.figure import Figure
 
@@ -31,7 +32,9 @@ if __name__ == "__main__":
     before, after = before[alive], after[alive]
     dampened = after > SHOWN * before
     for chosen, colour, label in ((~dampened, "0.6", "left alone"), (dampened, "C3", f"dampened at α = {SHOWN:g}")):
-        weights.plot(before[chosen], after[chosen], ".", color=colour, markersize=1.5, rasterized=True, label=f"{label}: {int(chosen.sum())}")
+        weights.plot(
+            before[chosen], after[chosen], ".", color=colour, markersize=1.5, rasterized=True, label=f"{label}: {int(chosen.sum())}"
+        )
     ends = torch.tensor([before.min(), before.max()])
     weights.plot(ends, most * ends, "k:", linewidth=1, label=f"n / n_forget = {most:.1f}, the most there is")
     weights.set(xscale="log", yscale="log", xlabel="Fisher information, all data", ylabel="Fisher information, forget data")
@@ -46,4 +49,5 @@ if __name__ == "__main__":
     curve.set(xlabel="threshold α (λ = 1)", ylabel="accuracy, % (test)", ylim=(-4, 104))
     curve.grid(alpha=0.3)
     curve.legend(fontsize=8)
-    figure.savefig(Path(__file__).with_suffix(".svg"), dpi=150, metadata={"Date": None})
+    with matplotlib.rc_context({"svg.hashsalt": "dampening", "svg.fonttype": "none"}):
+        figure.savefig(Path(__file__).with_suffix(".svg"), dpi=150, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""Draws distillation.svg: PYTHONPATH=src python docs/pictures/distillation.py, about 20 s."""
+"""Draws distillation.svg: `python docs/pictures/distillation.py`, about 20 s."""
 
 from pathlib import Path
 

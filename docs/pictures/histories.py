@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import matplotlib
 from matplotlib.figure import Figure
 
 from expunge.demo import trained
@@ -32,5 +33,6 @@ def draw(methods: Mapping[str, Method], path: Path) -> None:
         axes.title.set_fontsize(9)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("accuracy, % (test)")
-    panels[0].legend(fontsize=8, loc="center left")
-    figure.savefig(path, metadata={"Date": None})
+    panels[-1].legend(fontsize=8, loc="center right")
+    with matplotlib.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None})

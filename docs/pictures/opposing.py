@@ -1,4 +1,4 @@
-"""Draws opposing.svg: PYTHONPATH=src python docs/pictures/opposing.py, about 20 s."""
+"""Draws opposing.svg: `python docs/pictures/opposing.py`, about 20 s."""
 
 from pathlib import Path
 

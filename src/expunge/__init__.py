@@ -39,7 +39,20 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("activations", "channels", "curvature", "fisher", "heads", "masks", "methods", "metrics", "patches", "scores", "tuning", "vision")
+_MODULES = (
+    "activations",
+    "channels",
+    "curvature",
+    "fisher",
+    "heads",
+    "masks",
+    "methods",
+    "metrics",
+    "patches",
+    "scores",
+    "tuning",
+    "vision",
+)
 _NAMES = {
     "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError"),
     "fisher": ("FisherSums",),

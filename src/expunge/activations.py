@@ -65,7 +65,7 @@ def measure(
             held, samples = to_device(batch, device), batch_size(batch)
             heard.clear()
             objective.outputs(model, held)
-            rows = torch.cat([_by_sample(heard.get(layer.name, []), samples, layer, device) for layer in layers], 1)
+            rows = torch.cat([_by_sample(heard.get(layer.name, []), samples, layer, device) for layer in layers], 1).double()
             if wanted is None:
                 sums += rows.sum(0)
                 counts += samples
@@ -108,13 +108,15 @@ def rectified_means(values: Tensor, axis: int) -> Tensor:
 
 
 def _by_sample(calls: list[Tensor], samples: int, layer: Layer, device: torch.device) -> Tensor:
-    """The mean over the calls, and over the frames where a model folds them into the batch: float64, shape (samples, channels)."""
+    """The mean over the calls, and over the frames where a model folds them into the batch: shape (samples, channels)."""
     if not calls:
-        return torch.zeros(samples, layer.channels, dtype=torch.float64, device=device)
+        return torch.zeros(samples, layer.channels, device=device)
+    if len(calls) == 1 and len(calls[0]) == samples:
+        return calls[0]
     if any(len(rows) % samples for rows in calls):
         raise ModelError(f"model: {layer.name} puts out {len(calls[0])} rows for {samples} samples; they cannot be told apart")
     each = [rows.double().reshape(samples, -1, layer.channels).mean(1) for rows in calls]
-    return each[0] if len(each) == 1 else torch.stack(each).mean(0)
+    return torch.stack(each).mean(0)
 
 
 def labels(batches: Iterable[Batch], argument: str, objective: Objective = Objective()) -> list[int]:

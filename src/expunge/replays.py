@@ -22,7 +22,7 @@ class _Captured:
 
 
 class Replays:
-    """Calls a step, or replays it, one graph a number of rows. A step that cannot be captured (a model that looks at values) stays eager."""
+    """Calls a step, or replays it, one graph a number of rows. What cannot be captured (a model that looks at values) stays eager."""
 
     def __init__(self, step: Step, before_capture: Callable[[], None]) -> None:
         self.step, self.before_capture = step, before_capture

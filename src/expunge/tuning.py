@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -13,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
-from expunge import masks
+from expunge import checkpoints, masks
 from expunge.batches import Batches, Data, Rows, as_batches, batch_size, device_of, tensors, to_device
 from expunge.checks import screened
 from expunge.errors import DivergedError, InputError, ModelError
@@ -141,15 +144,67 @@ def train(
     mask: Mapping[str, Tensor] | None = None,
     after_epoch: Callable[[int], bool | None] | None = None,
     progress: bool = False,
+    keep: str | os.PathLike[str] | None = None,
 ) -> None:
     """Train the model in place, in train mode; `after_epoch(1)` is called when the first epoch is over, and may end the training by True.
 
-    Every call starts anew (no optimizer state is kept), and the same seed gives the same weights, bit for bit on the CPU. Parameters
-    that do not require gradients stay. A dataset is cut into `tuning.batch_size`; a loader keeps its own batches.
+    The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay. A dataset is cut into
+    `tuning.batch_size`; a loader keeps its own batches. `keep` names a file that holds the state after every epoch: a training that was
+    stopped, at whatever moment, goes on from there, and ends with the weights it would have had. Without it every call starts anew.
+
+    On CUDA, where the data are tensors on the device, each step is replayed as one CUDA graph.
     """
     batches = as_batches(data, "remain", tuning.batch_size)
     hold = partial(masks.freeze, model, mask) if tuning.freeze and mask is not None else None
-    train_phases(model, lambda epoch: [Phase(batches, "remain")], tuning, objective, hold, after_epoch, progress)
+    train_phases(model, lambda epoch: [Phase(batches, "remain")], tuning, objective, hold, after_epoch, progress, keep)
+
+
+@dataclass(frozen=True)
+class Training:
+    """The arguments of one `train`, for `train_together`."""
+
+    model: nn.Module
+    data: Data
+    tuning: Tuning
+    after_epoch: Callable[[int], bool | None] | None = None
+    keep: str | os.PathLike[str] | None = None
+
+
+def train_together(trainings: Sequence[Training], objective: Objective = Objective(), progress: bool = False) -> None:
+    """Several trainings, a step of each in turn; on CUDA each on a stream of its own, so that small networks share the device.
+
+    Each ends with what `train` alone would give, unless its model draws random numbers while it trains (dropout).
+    """
+    devices = [device_of(each.model) for each in trainings]
+    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for device in devices]
+    for stream in streams:
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+    with ExitStack() as stack:
+        for device in dict.fromkeys(devices):
+            stack.enter_context(seeded(0, device))  # the trainings seed as they go, and end in any order
+        running = [(stream, stack.enter_context(closing(_alone(each, objective)))) for stream, each in zip(streams, trainings, strict=True)]
+        steps = sum(each.tuning.schedule.epochs for each in trainings)
+        ticks = stack.enter_context(closing(track(range(steps), "epochs of training", enabled=progress)))
+        while running:
+            for stream, steps_of in list(running):
+                with nullcontext() if stream is None else torch.cuda.stream(stream):
+                    ended = next(steps_of, None)
+                if ended is None:
+                    running.remove((stream, steps_of))
+                elif ended:
+                    next(ticks, None)
+        next(ticks, None)
+    for stream in streams:
+        if stream is not None:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+
+
+def _alone(training: Training, objective: Objective) -> Generator[bool, None, None]:
+    batches = as_batches(training.data, "data", training.tuning.batch_size)
+    return _steps(
+        training.model, lambda epoch: [Phase(batches, "data")], training.tuning, objective, None, training.after_epoch, training.keep
+    )
 
 
 @dataclass(frozen=True)
@@ -173,11 +228,28 @@ def train_phases(
     hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
     after_epoch: Callable[[int], bool | None] | None = None,
     progress: bool = False,
+    keep: str | os.PathLike[str] | None = None,
 ) -> None:
     """`train` where an epoch, counted from 0, is one or several phases; they share the optimizer and its state.
 
     `hold(optimizer)` is entered before the first step: it may keep weights where they are (`masks.freeze`, `masks.only`).
     """
+    total = sum(len(phase.batches) for epoch in range(tuning.schedule.epochs) for phase in phases(epoch))
+    with closing(_steps(model, phases, tuning, objective, hold, after_epoch, keep)) as steps:
+        for _ in track(steps, "training", total, enabled=progress):
+            pass
+
+
+def _steps(
+    model: nn.Module,
+    phases: Callable[[int], Sequence[Phase]],
+    tuning: Tuning,
+    objective: Objective,
+    hold: Callable[[Optimizer], AbstractContextManager[None]] | None,
+    after_epoch: Callable[[int], bool | None] | None,
+    keep: str | os.PathLike[str] | None,
+) -> Generator[bool, None, None]:
+    """A training as a generator: a yield after every step, True where it ended an epoch."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be trained")
@@ -190,45 +262,56 @@ def train_phases(
         optimizer = _optimizer(trainable, tuning)
         if hold is not None:
             stack.enter_context(hold(optimizer))
+        settings, device = _settings(tuning, sum(len(phase.batches) for parts in plan for phase in parts)), device_of(model)
+        done = checkpoints.load(keep, model, optimizer, settings, device) if keep is not None and os.path.exists(keep) else 0
         update = _Update(model, tuning, objective, optimizer)
-        steps = sum(len(phase.batches) for epoch in plan for phase in epoch)
-        ticks = stack.enter_context(closing(track(range(steps), "training", enabled=progress)))
-        for epoch, parts in enumerate(plan):
-            for _ in _epoch(model, parts, epoch, tuning, objective, update):
-                next(ticks, None)
-            if after_epoch is not None and after_epoch(epoch + 1):
+        for epoch, parts in enumerate(plan[done:], start=done):
+            for _ in _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done):
+                yield False
+            if keep is not None:
+                checkpoints.save(keep, model, optimizer, epoch + 1, settings, device)
+            ended = after_epoch is not None and after_epoch(epoch + 1)
+            yield True
+            if ended:
                 break
-        next(ticks, None)  # past the last one, so that the bar is closed
 
 
 def _epoch(
-    model: nn.Module, phases: Sequence[Phase], epoch: int, tuning: Tuning, objective: Objective, update: _Update
+    model: nn.Module, phases: Sequence[Phase], epoch: int, tuning: Tuning, objective: Objective, update: _Update, check: bool
 ) -> Iterator[None]:
-    """One epoch, a yield after every step."""
+    """One epoch, a yield after every step but the last. Data are looked at where `check` is set: it costs time, and on a GPU a wait."""
     device, length, done = device_of(model), sum(len(phase.batches) for phase in phases), 0
     normalises = any(isinstance(module, _BatchNorm) for module in model.modules())
     # Kept on the device and read once an epoch: reading it at every step would make a GPU wait.
     noted = torch.zeros(length, device=device)
     for phase in phases:
         replays = update.replays(phase, device)
-        if epoch == 0 and replays is not None:
+        if check and replays is not None:
             _look_at(model, phase, objective)
-        # Data are looked at in the first epoch alone: it costs time, and on a GPU a wait at every batch.
-        losses: Losses = objective.per_sample if epoch == 0 and replays is None else objective.losses
+        losses: Losses = objective.per_sample if check and replays is None else objective.losses
         if replays is not None and phase.batches.rows is not None:
             batches: Iterable[Any] = phase.batches.rows.shuffled(tuning.seed + epoch, device)
         else:
-            batches = (screened(phase.batches, phase.argument, objective) if epoch == 0 else phase.batches).shuffled(tuning.seed + epoch)
+            batches = (screened(phase.batches, phase.argument, objective) if check else phase.batches).shuffled(tuning.seed + epoch)
         for iteration, batch in enumerate(batches):
             if normalises and 0 < iteration == len(phase.batches) - 1 and batch_size(batch) == 1:
                 continue  # a lone last sample has no variance, BatchNorm would refuse it
             update.set_rate(tuning.schedule.rate(epoch + (done + iteration) / length))
             loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
             noted[done + iteration].copy_(loss)
-            yield
+            if done + iteration + 1 < length:
+                yield
         done += len(phase.batches)
     if len(bad := torch.nonzero(~torch.isfinite(noted))):
         raise DivergedError(f"the loss is no longer finite: epoch {epoch + 1}, iteration {int(bad[0]) + 1} of {length}")
+
+
+def _settings(tuning: Tuning, steps: int) -> str:
+    """What makes a training the same one. The schedule by its rates: its name need not tell."""
+    held = {field.name: getattr(tuning, field.name) for field in dataclasses.fields(tuning) if field.name not in ("schedule", "optimizer")}
+    rates = [f"{tuning.schedule.rate(epoch):g}" for epoch in range(tuning.schedule.epochs)]
+    runs = ", ".join(f"{len(list(equal))}x{rate}" for rate, equal in itertools.groupby(rates))
+    return f"{steps} steps, rates by epoch {runs}, " + ", ".join(f"{name} {value}" for name, value in held.items())
 
 
 class _Update:

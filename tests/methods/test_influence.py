@@ -50,7 +50,7 @@ def moved(outcome_model: nn.Module, model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_step_is_its_formula(name, gradient):
     model, (forget, remain) = network(name), data()
-    outcome = unlearn(model, forget, remain, Influence(gradient, EXACT), batch_size=10, **QUIET)
+    outcome = unlearn(model, forget, remain, Influence(gradient, 1.0, EXACT), batch_size=10, **QUIET)
     matrix = reference.gauss_newton(model, whole(forget, remain))  # of the sum of losses, as in the text
     matrix.diagonal().add_(0.1 * 48)
     step = torch.linalg.solve(matrix, reference.gradient(model, forget.tensors))
@@ -64,7 +64,7 @@ def test_the_step_is_its_formula(name, gradient):
 def test_as_released_is_lissa_with_the_sum_over_all_samples():
     model, (forget, remain) = nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES)).double(), data()
     method = Influence.as_released()
-    assert method == Influence("sum", LiSSA(damping=0.01, scale=20, passes=30)) and method.tuning is None
+    assert method == Influence("sum", 1.0, LiSSA(damping=0.01, scale=20, passes=30)) and method.tuning is None
     outcome = unlearn(model, forget, remain, method, batch_size=10, **QUIET)
     start = d = reference.gradient(model, forget.tensors) / 48
     batches = together(as_batches(forget, batch_size=10), as_batches(remain, batch_size=10))
@@ -88,11 +88,20 @@ def test_the_sum_removes_a_few_samples_of_a_quadratic():
     squared = Objective(losses=lambda logits, targets: (logits - targets).square().sum(1))
     solver = ConjugateGradients(damping=1e-9, tolerance=1e-10)
     one, all_ = (
-        moved(unlearn(model, forget, remain, Influence(gradient, solver), objective=squared, **QUIET).model, model)
+        moved(unlearn(model, forget, remain, Influence(gradient, solver=solver), objective=squared, **QUIET).model, model)
         for gradient in ("mean", "sum")
     )
     assert (all_ - goal).norm() < 0.1 * goal.norm()
     torch.testing.assert_close(10 * one, all_)
+
+
+def test_strength_multiplies_the_step():
+    model, (forget, remain) = network("concatenation"), data()
+    once, thrice, none = (
+        moved(unlearn(model, forget, remain, Influence(strength=strength, solver=EXACT), **QUIET).model, model) for strength in (1, 3, 0)
+    )
+    torch.testing.assert_close(3 * once, thrice, rtol=1e-8, atol=1e-12)
+    assert once.any() and not none.any()
 
 
 def test_a_shuffled_pass_holds_every_batch_once():
@@ -120,6 +129,8 @@ def test_nothing_is_returned_where_lissa_diverges():
 def test_what_cannot_be_is_refused():
     with pytest.raises(InputError, match="^gradient: must be 'mean' or 'sum'"):
         Influence("total")
+    with pytest.raises(InputError, match="^strength: .* found -1"):
+        Influence(strength=-1)
     with pytest.raises(InputError, match="^remain: Influence needs the data to keep"):
         unlearn(cases.model(), cases.forget(), None, Influence())
     assert isinstance(Influence().solver, curvature.ConjugateGradients)

@@ -113,7 +113,7 @@ def tiny_imagenet(size: int = 64) -> dict[str, bytes]:
     for identifier, colour in colours.items():
         held |= {f"train/{identifier}/images/{identifier}_{number}.JPEG": picture(colour, size) for number in range(4)}
         held[f"train/{identifier}/{identifier}_boxes.txt"] = b""
-        for number in range(2):
+        for _ in range(2):
             name = f"val_{len(lines)}.JPEG"
             held[f"val/images/{name}"] = picture(colour, size)
             lines.append(f"{name}\t{identifier}\t0\t0\t9\t9")

@@ -24,7 +24,7 @@ def one_at_a_time(images, draws, padding):
 @pytest.mark.parametrize("augmentation", [Augmentation(), Augmentation(2, flip=False), Augmentation(0)], ids=repr)
 def test_a_batch_equals_a_loop(augmentation, dtype):
     images = torch.randint(0, 256, (50, 3, 9, 7), generator=torch.Generator().manual_seed(1)).to(dtype)
-    draws = augmentation.draw(50, torch.Generator().manual_seed(2))
+    draws = augmentation.draw(50, torch.device("cpu"), torch.Generator().manual_seed(2))
     expected = one_at_a_time(images, draws, augmentation.padding)
     result = augmentation(images, torch.Generator().manual_seed(2))
     assert result.dtype == dtype and result.is_contiguous() and torch.equal(result, expected)
@@ -32,11 +32,11 @@ def test_a_batch_equals_a_loop(augmentation, dtype):
 
 
 def test_every_place_is_drawn_equally_and_half_are_mirrored():
-    draws = Augmentation(1).draw(90_000, torch.Generator().manual_seed(0))
+    draws = Augmentation(1).draw(90_000, torch.device("cpu"), torch.Generator().manual_seed(0))
     places = torch.bincount(3 * draws.down + draws.right, minlength=9)
     assert len(places) == 9 and (places - 10_000).abs().max() < 500
     assert abs(draws.mirrored.double().mean() - 0.5) < 0.01
-    assert not Augmentation(1, flip=False).draw(1000, torch.Generator().manual_seed(0)).mirrored.any()
+    assert not Augmentation(1, flip=False).draw(1000, torch.device("cpu"), torch.Generator().manual_seed(0)).mirrored.any()
 
 
 def test_nothing_drawn_is_the_identity():
@@ -62,7 +62,7 @@ def test_padding_is_checked():
 def test_it_can_be_captured_in_a_graph():
     augmentation, generator = Augmentation(), torch.Generator("cuda").manual_seed(0)
     images = torch.randint(0, 256, (64, 3, 32, 32), dtype=torch.uint8, device="cuda")
-    draws = augmentation.draw(64, generator)
+    draws = augmentation.draw(64, generator.device, generator)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         augmentation.apply(images, draws)
@@ -71,7 +71,7 @@ def test_it_can_be_captured_in_a_graph():
     with torch.cuda.graph(graph):
         result = augmentation.apply(images, draws)
     for _ in range(2):
-        for held, drawn in zip(draws, augmentation.draw(64, generator), strict=True):
+        for held, drawn in zip(draws, augmentation.draw(64, generator.device, generator), strict=True):
             held.copy_(drawn)
         graph.replay()
         assert torch.equal(result.cpu(), one_at_a_time(images.cpu(), draws, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -30,21 +31,26 @@ class Influence:
     "sum" leaves the factor 1/|D_f| out: the first-order estimate of training without D_f. The `solver` approximates the inverse, with
     damping: conjugate gradients on the Gauss-Newton matrix, or LiSSA on the Hessian, which the text names and which may diverge.
 
+    `strength` multiplies the step. 1 is the estimate and forgets almost nothing of a trained network; see docs/influence.md.
+
     Departures: the released program takes the sum, by LiSSA: `as_released()`.
     """
 
     gradient: Literal["mean", "sum"] = "mean"
+    strength: float = 1.0
     solver: Solver = ConjugateGradients()
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         if self.gradient not in ("mean", "sum"):
             raise InputError("gradient", "must be 'mean' or 'sum'", repr(self.gradient))
+        if not 0 <= self.strength < math.inf:
+            raise InputError("strength", "must be a finite number of at least 0", self.strength)
 
     @classmethod
     def as_released(cls, tuning: Tuning | None = None) -> Influence:
         """The settings of the authors' released program."""
-        return cls("sum", LiSSA(damping=0.01, scale=20, passes=30), tuning)
+        return cls("sum", solver=LiSSA(damping=0.01, scale=20, passes=30), tuning=tuning)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "Influence")
@@ -54,7 +60,8 @@ class Influence:
         factor = (1 if self.gradient == "mean" else forgotten) / total
         target = {name: factor * part for name, part in mean.items()}
         step = self.solver(model, together(forget_batches, remain_batches), target, run.objective, run.progress)
-        return change_and_tune(model, {name: model.get_parameter(name) + part for name, part in step.items()}, remain, self.tuning, run)
+        values = {name: model.get_parameter(name) + self.strength * part for name, part in step.items()}
+        return change_and_tune(model, values, remain, self.tuning, run)
 
 
 def together(first: Batches, second: Batches) -> Batches:

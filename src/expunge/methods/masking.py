@@ -87,7 +87,7 @@ class RandomMask:
             raise InputError("with_norm", 'needs granularity="channel"', repr(self.granularity))
 
     @classmethod
-    def as_released(cls, ratio: float = 0.02, seed: int = 0, tuning: Tuning | None = Tuning()) -> RandomMask:
+    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning(), seed: int = 0) -> RandomMask:
         """The settings of the authors' released program."""
         return cls(ratio, "channel", which="weights", include_head=True, seed=seed, with_norm=True, tuning=tuning)
 

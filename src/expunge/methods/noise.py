@@ -36,7 +36,7 @@ class FisherNoise:
     remain data, or where it is `label`; where there is none, no row is redrawn.
     """
 
-    scale: float = 1e-10
+    scale: float = 1e-11
     kind: Kind = "expected"
     reading: Literal["text", "released"] = "text"
     label: int | None = None
@@ -83,7 +83,7 @@ class NewtonNoise:
     `FisherNoise`; losses are means, so λσ² holds the number of samples.
     """
 
-    scale: float = 1e-10
+    scale: float = 1e-11
     solver: ConjugateGradients = ConjugateGradients()
     kind: Kind = "expected"
     seed: int = 0

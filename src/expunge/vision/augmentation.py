@@ -25,7 +25,7 @@ class Augmentation:
     """Pad by `padding` pixels of 0, crop the old size anywhere, mirror every second image (He et al. 2016, arXiv:1512.03385, section 4.2).
 
     Best on the bytes, before they are normalised: there 0 is black. Nothing waits for the device and shapes are fixed, so `apply` can be
-    captured in a CUDA graph, with `draw` into the same tensors before every replay. The generator must be on the images' device.
+    captured in a CUDA graph, with `draw` into the same tensors before every replay; `draw` too, without a generator of one's own.
     """
 
     padding: int = 4
@@ -35,11 +35,12 @@ class Augmentation:
         if self.padding < 0:
             raise InputError("padding", "must be at least 0", self.padding)
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return self.apply(images, self.draw(len(images), generator))
+    def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return self.apply(images, self.draw(len(images), images.device, generator))
 
-    def draw(self, count: int, generator: torch.Generator) -> Draws:
-        device, places = generator.device, 2 * self.padding + 1
+    def draw(self, count: int, device: torch.device, generator: torch.Generator | None = None) -> Draws:
+        """By a generator of this device, else by torch's own for it."""
+        places = 2 * self.padding + 1
         down, right = torch.randint(0, places, (2, count), generator=generator, device=device)
         mirrored = torch.randint(0, 2 if self.flip else 1, (count,), generator=generator, device=device)
         return Draws(down, right, mirrored.bool())

@@ -17,7 +17,7 @@ from expunge.vision.views import Altered, Corner, Trigger
 Images = Dataset[Any]  # of (image, label), with a length and items
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scenario:
     """`forget, remain = scenario`; both are parts of `train`, views without a copy, and share no sample.
 

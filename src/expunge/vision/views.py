@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 

@@ -6,8 +6,9 @@ A. Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html: 32×32 colour i
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from expunge.vision.datasets import files, pickles
+from expunge.vision.datasets import pickles
+from expunge.vision.datasets.files import Place, md5
 from expunge.vision.datasets.images import ImageSet, image_set
 
 SHAPE = (3, 32, 32)
@@ -81,29 +83,28 @@ CIFAR100 = Cifar(
 
 def read(root: Path, which: Cifar, verify: bool = True) -> ImageSet:
     """Both parts and the names of the classes."""
-    folder = root / which.folder
-    train, test = (_part(folder, names, which, root, verify) for names in (which.train, which.test))
-    return image_set(train, test, _names(folder / which.meta, which, root))
+    place, folder = Place(which.name, root), root / which.folder
+    train, test = (_joined([_batch(place, which, folder / name, verify) for name in names]) for names in (which.train, which.test))
+    return image_set(train, test, _names(place, which, folder / which.meta))
 
 
-def _part(folder: Path, names: Sequence[str], which: Cifar, root: Path, verify: bool) -> tuple[Tensor, Tensor]:
-    parts = [_batch(folder / name, which, root, verify) for name in names]
-    return torch.cat([pixels for pixels, _ in parts]), torch.cat([labels for _, labels in parts])
+def _joined(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([pixels for pixels, _ in batches]), torch.cat([labels for _, labels in batches])
 
 
-def _batch(path: Path, which: Cifar, root: Path, verify: bool) -> tuple[Tensor, Tensor]:
-    content = files.read_bytes(path, which.name, root)
-    held = _unpickled(path, content, which, root)
+def _batch(place: Place, which: Cifar, path: Path, verify: bool) -> tuple[Tensor, Tensor]:
+    content = place.read_bytes(path)
+    held = _unpickled(place, path, content)
     data, labels = held.get("data"), held.get(which.labels_key)
-    if not isinstance(data, numpy.ndarray) or data.ndim != 2 or data.shape[1] != 3072 or not len(data):
-        raise files.broken(path, which.name, root, "data must be rows of 3072 bytes", getattr(data, "shape", type(data).__name__))
+    if not isinstance(data, numpy.ndarray) or data.ndim != 2 or data.shape[1] != math.prod(SHAPE) or not len(data):
+        raise place.broken(path, f"data must be rows of {math.prod(SHAPE)} bytes", getattr(data, "shape", type(data).__name__))
     if not isinstance(labels, list) or len(labels) != len(data) or not all(type(label) is int for label in labels):
-        raise files.broken(path, which.name, root, f"{which.labels_key} must be a list of {len(data)} whole numbers")
+        raise place.broken(path, f"{which.labels_key} must be a list of {len(data)} whole numbers")
     targets = torch.tensor(labels)
-    files.check_labels(path, which.name, root, targets, which.classes)
-    if verify and (found := files.md5(content)) != (expected := which.published[path.name]):
+    place.check_labels(path, targets, which.classes)
+    if verify and (found := md5(content)) != which.published[path.name]:
         if content_digest(data, targets) != which.content.get(path.name):
-            raise files.not_published(path, which.name, root, expected, found)
+            raise place.not_published(path, which.published[path.name], found)
     return torch.from_numpy(data.copy()).view(-1, *SHAPE), targets
 
 
@@ -114,15 +115,15 @@ def content_digest(data: numpy.ndarray[Any, Any], labels: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _names(path: Path, which: Cifar, root: Path) -> list[str]:
-    names = _unpickled(path, files.read_bytes(path, which.name, root), which, root).get(which.names_key)
+def _names(place: Place, which: Cifar, path: Path) -> list[str]:
+    names = _unpickled(place, path, place.read_bytes(path)).get(which.names_key)
     if not isinstance(names, list) or len(names) != which.classes or not all(isinstance(name, bytes) for name in names):
-        raise files.broken(path, which.name, root, f"{which.names_key} must be {which.classes} names")
+        raise place.broken(path, f"{which.names_key} must be {which.classes} names")
     return [name.decode("utf-8", "replace") for name in names]
 
 
-def _unpickled(path: Path, content: bytes, which: Cifar, root: Path) -> dict[str, Any]:
+def _unpickled(place: Place, path: Path, content: bytes) -> dict[str, Any]:
     try:
         return pickles.read(content)
     except pickle.UnpicklingError as error:
-        raise files.broken(path, which.name, root, "must be a whole pickle of numbers, text and byte arrays", error) from error
+        raise place.broken(path, "must be a whole pickle of numbers, text and byte arrays", error) from error

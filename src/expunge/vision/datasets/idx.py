@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from expunge.vision.datasets import files
+from expunge.vision.datasets.files import Place, md5
 from expunge.vision.datasets.images import ImageSet, image_set
 
 CLASSES = 10
@@ -59,37 +59,38 @@ FASHION_MNIST = Idx(
 
 def read(root: Path, which: Idx, verify: bool = True) -> ImageSet:
     """Both parts; the names of the classes are not in the files."""
-    train, test = (_part(root / which.folder, part, which, root, verify) for part in ("train", "t10k"))
+    place = Place(which.name, root)
+    train, test = (_part(place, which, part, verify) for part in ("train", "t10k"))
     return image_set(train, test, which.names)
 
 
-def _part(folder: Path, part: str, which: Idx, root: Path, verify: bool) -> tuple[Tensor, Tensor]:
-    images = _file(folder / f"{part}-images-idx3-ubyte", 3, which, root, verify)
+def _part(place: Place, which: Idx, part: str, verify: bool) -> tuple[Tensor, Tensor]:
+    folder = place.root / which.folder
+    images = _file(place, which, folder / f"{part}-images-idx3-ubyte", 3, verify)
     path = folder / f"{part}-labels-idx1-ubyte"
-    labels = _file(path, 1, which, root, verify).long()
+    labels = _file(place, which, path, 1, verify).long()
     if len(images) != len(labels):
-        raise files.broken(path, which.name, root, f"must hold a label for each of the {len(images)} images", len(labels))
-    files.check_labels(path, which.name, root, labels, CLASSES)
+        raise place.broken(path, f"must hold a label for each of the {len(images)} images", len(labels))
+    place.check_labels(path, labels, CLASSES)
     return images.unsqueeze(1), labels
 
 
-def _file(path: Path, dimensions: int, which: Idx, root: Path, verify: bool) -> Tensor:
+def _file(place: Place, which: Idx, path: Path, dimensions: int, verify: bool) -> Tensor:
     """An idx file: two zero bytes, the type, the number of dimensions, the sizes as big-endian 32-bit numbers, the values."""
     packed = path.with_name(f"{path.name}.gz")
     found = packed if packed.exists() and not path.exists() else path
-    content = files.read_bytes(found, which.name, root)
+    content = place.read_bytes(found)
     if found is packed:
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
-            raise files.broken(found, which.name, root, "must be a whole gzip file", error) from error
+            raise place.broken(found, "must be a whole gzip file", error) from error
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes([0, 0, BYTES, dimensions]):
-        raise files.broken(found, which.name, root, f"must begin as an idx file of bytes in {dimensions} dimensions", content[:4].hex())
+        raise place.broken(found, f"must begin as an idx file of bytes in {dimensions} dimensions", content[:4].hex())
     sizes = struct.unpack(f">{dimensions}I", content[4:start])
     if not len(content) - start == math.prod(sizes) > 0:
-        rule = f"must hold {' × '.join(map(str, sizes))} bytes, as it says, and not none"
-        raise files.broken(found, which.name, root, rule, len(content) - start)
-    if verify:
-        files.check_published(found, which.name, root, content, which.published)
+        raise place.broken(found, f"must hold {' × '.join(map(str, sizes))} bytes, as it says, and not none", len(content) - start)
+    if verify and (digest := md5(content)) != which.published[path.name]:
+        raise place.not_published(found, which.published[path.name], digest)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(sizes)

@@ -25,10 +25,11 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
             raise InputError("pixels", "must be uint8 of shape (N, C, H, W), N at least 1", f"{pixels.dtype} {tuple(pixels.shape)}")
         if labels.dtype != torch.int64 or labels.shape != pixels.shape[:1]:
             raise InputError("labels", f"must be int64 of shape ({len(pixels)},)", f"{labels.dtype} {tuple(labels.shape)}")
-        measured = channel_statistics(pixels) if mean is None or std is None else None
+        if mean is None or std is None:
+            own_mean, own_std = channel_statistics(pixels)
+            mean, std = own_mean if mean is None else mean, own_std if std is None else std
         self.pixels, self.labels = pixels, labels
-        self.mean = tuple(measured[0] if mean is None else mean)  # type: ignore[index]
-        self.std = tuple(measured[1] if std is None else std)  # type: ignore[index]
+        self.mean, self.std = tuple(mean), tuple(std)
         if not len(self.mean) == len(self.std) == pixels.shape[1] or min(self.std) <= 0:
             raise InputError("mean, std", f"must hold {pixels.shape[1]} numbers each, the second positive", (self.mean, self.std))
         self._scale = torch.tensor([1 / (255 * std) for std in self.std], device=pixels.device).view(-1, 1, 1)

@@ -7,6 +7,7 @@ test pictures have no published labels). A part of the classes in the same layou
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from expunge.vision.datasets import files, pictures
+from expunge.vision.datasets import pictures
+from expunge.vision.datasets.files import Place, climbs, md5_of
 from expunge.vision.datasets.images import ImageSet, image_set
 
 LARGEST = 16 * 2**20  # bytes of a member of the zip; the largest text file has 2.6 MB
@@ -47,86 +49,91 @@ class Source(NamedTuple):
 
 def read(root: Path, which: TinyImageNet = TINY_IMAGENET, verify: bool = True, size: int | None = None) -> ImageSet:
     """Train and validation pictures; labels in the order of the sorted class identifiers. `size` resizes (the paper's release: 32)."""
-    with _source(root, which, verify) as source:
-        classes = sorted(_text(source, "wnids.txt", which, root).split())
+    place = Place(which.name, root)
+    with _source(place, which, verify) as source:
+        classes = sorted(_text(place, source, "wnids.txt").split())
         label = {identifier: number for number, identifier in enumerate(classes)}
-        train = _train(source, label, which, root)
-        test = _validation(source, label, which, root)
-        for part, expected in ((train, which.train), (test, which.validation)):
+        train, test = _train(place, source, label), _validation(place, source, label)
+        for part, folder, expected in ((train, "train", which.train), (test, "val", which.validation)):
             counts = torch.bincount(torch.tensor(list(part.values())), minlength=len(classes))
-            wrong = torch.nonzero(counts != expected if verify else counts == 0).flatten().tolist()
-            if wrong:
-                rule = f"class {classes[wrong[0]]} must have {expected if verify else 'at least 1'} pictures in {next(iter(part)).split('/')[0]}"
-                raise files.broken(source.path, which.name, root, rule, int(counts[wrong[0]]))
-        words = dict(line.split("\t", 1) for line in _text(source, "words.txt", which, root).splitlines() if "\t" in line)
-        parts = [_decoded(source, part, which, root, size) for part in (train, test)]
+            for wrong in torch.nonzero(counts != expected if verify else counts == 0).flatten().tolist():
+                rule = f"class {classes[wrong]} must have {expected if verify else 'at least 1'} pictures in {folder}"
+                raise place.broken(source.path, rule, int(counts[wrong]))
+        words = dict(line.split("\t", 1) for line in _text(place, source, "words.txt").splitlines() if "\t" in line)
+        parts = [_decoded(place, source, part, which, size) for part in (train, test)]
     return image_set(parts[0], parts[1], [words.get(identifier, identifier) for identifier in classes])
 
 
 @contextmanager
-def _source(root: Path, which: TinyImageNet, verify: bool) -> Iterator[Source]:
-    folder, archive = root / which.folder, root / f"{which.folder}.zip"
+def _source(place: Place, which: TinyImageNet, verify: bool) -> Iterator[Source]:
+    folder, archive = place.root / which.folder, place.root / f"{which.folder}.zip"
     if folder.is_dir():
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        yield Source(folder, names, lambda name: files.read_bytes(folder / name, which.name, root))
+        yield Source(folder, names, lambda name: place.read_bytes(folder / name))
         return
     if not archive.is_file():
-        raise files.missing(folder, which.name, root)
-    if verify and (found := files.md5_of(archive)) != which.published:
-        raise files.not_published(archive, which.name, root, which.published, found)
+        raise place.missing(folder)
+    if verify and (found := md5_of(archive)) != which.published:
+        raise place.not_published(archive, which.published, found)
+    inside = f"{which.folder}/"
     try:
         with zipfile.ZipFile(archive) as file:
-            members = [member for member in file.infolist() if not member.is_dir()]
-            for member in members:
-                if files.climbs(member.filename) or member.file_size > LARGEST:
-                    rule = f"must hold files below {which.folder} of at most {LARGEST} bytes"
-                    raise files.broken(archive, which.name, root, rule, f"{member.filename}, {member.file_size} bytes")
-            inside = f"{which.folder}/"
-            names = sorted(member.filename.removeprefix(inside) for member in members if member.filename.startswith(inside))
+            names = sorted(name.removeprefix(inside) for name in _members(place, archive, file) if name.startswith(inside))
             yield Source(archive, names, lambda name: file.read(inside + name))
-    except zipfile.BadZipFile as error:
-        raise files.broken(archive, which.name, root, "must be a whole zip file", error) from error
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise place.broken(archive, "must be a whole zip file", error) from error
 
 
-def _text(source: Source, name: str, which: TinyImageNet, root: Path) -> str:
+def _members(place: Place, archive: Path, file: zipfile.ZipFile) -> list[str]:
+    """Nothing is ever written from them, yet an archive that tries to climb out is not to be trusted."""
+    members = [member for member in file.infolist() if not member.is_dir()]
+    for member in members:
+        if climbs(member.filename) or member.file_size > LARGEST:
+            rule = f"must hold files of at most {LARGEST} bytes that lie inside it"
+            raise place.broken(archive, rule, f"{member.filename}, {member.file_size} bytes")
+    return [member.filename for member in members]
+
+
+def _text(place: Place, source: Source, name: str) -> str:
     if name not in source.names:
-        raise files.missing(source.path / name, which.name, root)
+        raise place.missing(source.path / name)
     return source.content(name).decode("utf-8", "replace")
 
 
-def _train(source: Source, label: dict[str, int], which: TinyImageNet, root: Path) -> dict[str, int]:
+def _train(place: Place, source: Source, label: dict[str, int]) -> dict[str, int]:
     """The label of every picture train/CLASS/images/NAME."""
     found = {}
     for name in source.names:
         match name.split("/"):
             case ["train", identifier, "images", picture] if picture.lower().endswith(pictures.SUFFIXES):
                 if identifier not in label:
-                    raise files.broken(source.path, which.name, root, "every folder of train must be in wnids.txt", identifier)
+                    raise place.broken(source.path, "every folder of train must be in wnids.txt", identifier)
                 found[name] = label[identifier]
     if not found:
-        raise files.missing(source.path / "train/CLASS/images", which.name, root)
+        raise place.missing(source.path / "train/CLASS/images")
     return found
 
 
-def _validation(source: Source, label: dict[str, int], which: TinyImageNet, root: Path) -> dict[str, int]:
+def _validation(place: Place, source: Source, label: dict[str, int]) -> dict[str, int]:
     """The label of every picture val/images/NAME, from the lines NAME, class, box of val_annotations.txt."""
     found, there = {}, set(source.names)
-    for line in _text(source, "val/val_annotations.txt", which, root).splitlines():
+    annotations = source.path / "val/val_annotations.txt"
+    for line in _text(place, source, "val/val_annotations.txt").splitlines():
         picture, identifier = [*line.split("\t"), ""][:2]
         name = f"val/images/{picture}"
         if identifier not in label:
-            raise files.broken(source.path / "val/val_annotations.txt", which.name, root, "every class must be in wnids.txt", identifier)
+            raise place.broken(annotations, "every class must be in wnids.txt", identifier)
         if name not in there:
-            raise files.missing(source.path / name, which.name, root)
+            raise place.missing(source.path / name)
         found[name] = label[identifier]
     if not found:
-        raise files.broken(source.path / "val/val_annotations.txt", which.name, root, "must name pictures")
+        raise place.broken(annotations, "must name pictures")
     return found
 
 
-def _decoded(source: Source, part: dict[str, int], which: TinyImageNet, root: Path, size: int | None) -> tuple[Tensor, Tensor]:
+def _decoded(place: Place, source: Source, part: dict[str, int], which: TinyImageNet, size: int | None) -> tuple[Tensor, Tensor]:
     pixels = pictures.decoded(list(part), source.content, size)
     expected = which.size if size is None else size
     if pixels.shape[2:] != (expected, expected):
-        raise files.broken(source.path, which.name, root, f"pictures must be {expected}×{expected}", tuple(pixels.shape[2:]))
+        raise place.broken(source.path, f"pictures must be {expected}×{expected}", tuple(pixels.shape[2:]))
     return pixels, torch.tensor(list(part.values()))
