@@ -15,7 +15,7 @@ from expunge.vision.scenarios import category
 
 LABEL, EPOCHS = 0, 5
 MULTIPLES = [10**power for power in (-2, -1, 0, 0.5, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5)]
-SOLVERS = {"Gauss-Newton, CG, damping 0.01": ConjugateGradients(), "Hessian, LiSSA, damping 0.2": LiSSA()}
+SOLVERS = {"Gauss-Newton, CG": ConjugateGradients(), "Hessian, LiSSA": LiSSA()}
 COLOURS = ["#33628f", "#c8402f", "#7a9a3a", "#8a5aa8"]
 
 
@@ -60,17 +60,17 @@ def draw(by_multiple: dict[str, dict[str, list[float]]], by_epoch: dict[str, lis
         figure = Figure(figsize=(7.2, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for colour, (title, curves) in zip(COLOURS, by_multiple.items(), strict=False):
-            left.plot(MULTIPLES, curves["forget"], color=colour, label=f"forget: {title}")
-            left.plot(MULTIPLES, curves["remain"], "--", color=colour, label="remain")
+            left.plot(MULTIPLES, curves["forget"], color=colour, label=f"forget ({title})")
+            left.plot(MULTIPLES, curves["remain"], "--", color=colour, label=f"remain ({title})")
         for place, name in ((text, "text"), (1, "sum")):
             left.axvline(place, color="#8c96a0", linewidth=0.8)
-            left.annotate(name, (place, 50), xytext=(3, 0), textcoords="offset points", color="#5c6670")
+            left.annotate(name, (place, 50), xytext=(3, 20), textcoords="offset points", color="#5c6670")
         left.set_xscale("log")
         left.set_xlabel("multiple of the step for all of D_f")
         left.set_ylabel("accuracy, %")
         left.legend(frameon=False, fontsize=7, loc="lower left")
-        for colour, (title, values) in zip(COLOURS, by_epoch.items(), strict=True):
-            right.plot(range(len(values)), values, "o-", color=colour, markersize=3, label=title)
+        for colour, style, (title, values) in zip(COLOURS, ("o-", "o-", "s-", "d--"), by_epoch.items(), strict=True):
+            right.plot(range(len(values)), values, style, color=colour, markersize=3.5, label=title)
         right.set_xlabel("epochs of fine-tuning")
         right.set_title("forget accuracy", fontsize=9)
         right.legend(frameon=False, fontsize=8)

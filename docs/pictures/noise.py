@@ -62,14 +62,14 @@ def draw(curves: dict[str, Curve], tuned: Curve, path: Path) -> None:
                 middle = [mean(values) for values in curve[part]]
                 axes.plot(SCALES[title], middle, color=colour, label=part)
                 axes.fill_between(SCALES[title], [min(v) for v in curve[part]], [max(v) for v in curve[part]], color=colour, alpha=0.15)
-                if title in list(curves)[:1]:
+                if "text" in title:
                     marks = [value for (value,) in tuned[part]]
                     axes.plot(TUNED, marks, "o", color=colour, markerfacecolor="white", label=f"{part}, then 5 epochs")
             axes.set_xscale("log")
             axes.set_xlabel("λσ²" if "text" in title else "α")
             axes.set_title(title, fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
-            axes.legend(frameon=False, fontsize=8, loc="lower left")
+            axes.legend(frameon=False, fontsize=8, loc="center right" if "text" in title else "center left")
         figure.axes[0].set_ylabel("accuracy, %")
         figure.savefig(path, metadata={"Date": None})
 

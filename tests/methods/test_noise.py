@@ -1,6 +1,7 @@
 """Noise equals its formula, given the draws; the released reading redraws what it should and nothing else."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,12 +28,16 @@ QUIET = {"watch": {}}
 
 
 def network(name: str) -> nn.Module:
+    return built(NETWORKS[name][0])
+
+
+def built(build: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng([]):
         torch.manual_seed(2)
-        return NETWORKS[name][0]().double()
+        return build().double()
 
 
-def data(name: str = "residual") -> tuple[TensorDataset, TensorDataset]:
+def data() -> tuple[TensorDataset, TensorDataset]:
     forget, remain = (TensorDataset(*part.dataset[torch.tensor(part.indices)]) for part in (cases.forget(), cases.remain()))
     return (TensorDataset(forget.tensors[0].double(), forget.tensors[1]), TensorDataset(remain.tensors[0].double(), remain.tensors[1]))
 
@@ -121,11 +126,14 @@ def test_rows_are_redrawn_for_whole_categories_alone():
     assert redrawn(text, model) == []
 
 
+def narrow() -> nn.Module:
+    """Whole matrices are large."""
+    return resnet8(CLASSES, channels=1, width=1)
+
+
 @every_network
 def test_newton_noise_is_its_formula(name):
-    model, (forget, remain) = network(name), data()
-    if name == "residual":
-        model = resnet8(CLASSES, channels=1, width=1).double()  # whole matrices are large
+    model, (forget, remain) = network(name) if name != "residual" else built(narrow), data()
     solver = ConjugateGradients(damping=0.1, iterations=500, tolerance=1e-12)
     outcome = unlearn(model, forget, remain, NewtonNoise(1e-9, solver, seed=5), **QUIET)
     held, noise = information(model, remain), standard_normal(dict(model.named_parameters()), seed=5)

@@ -13,7 +13,7 @@ from torch.optim import Adam
 from expunge.batches import Batches, Data, as_batches, batch_size, device_of
 from expunge.errors import InputError
 from expunge.methods.run import Run, needs_remain
-from expunge.methods.streams import mixed, tagged, train_phases
+from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import reset
 from expunge.modes import seeded
 from expunge.objective import Batch
@@ -56,7 +56,7 @@ class BadTeacher:
             return tagged(batches, lambda batch: torch.full((batch_size(batch),), mark))
 
         phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss)
-        train_phases(model, lambda epoch: [phase], self.tuning, run)
+        tune_phases(model, lambda epoch: [phase], self.tuning, run)
 
     def _random(self, model: nn.Module) -> nn.Module:
         with seeded(self.tuning.seed, device_of(model)):
@@ -113,7 +113,7 @@ class SCRUB:
 
         most = Phase(as_batches(forget, "forget", self.forget_batch_size), "forget", disobey)
         least = Phase(as_batches(remain, "remain", self.tuning.batch_size), "remain", obey)
-        train_phases(model, lambda epoch: [most, least] if epoch < self.max_epochs else [least], self.tuning, run)
+        tune_phases(model, lambda epoch: [most, least] if epoch < self.max_epochs else [least], self.tuning, run)
 
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from expunge.batches import Data, as_batches, device_of, to_device
 from expunge.errors import InputError
 from expunge.methods.run import Run, needs_remain
-from expunge.methods.streams import cycled, train_phases
+from expunge.methods.streams import cycled, tune_phases
 from expunge.objective import Batch
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
@@ -31,7 +31,7 @@ class GradientAscent:
             return -losses(run.objective.outputs(model, batch), run.objective.targets(batch)).mean()
 
         phase = Phase(as_batches(forget, "forget", self.tuning.batch_size), "forget", loss)
-        train_phases(model, lambda epoch: [phase], self.tuning, run)
+        tune_phases(model, lambda epoch: [phase], self.tuning, run)
 
 
 @dataclass(frozen=True)
@@ -62,4 +62,4 @@ class NegGradPlus:
             return self.remain_weight * mean(batch) - (1 - self.remain_weight) * mean(to_device(next(against), device))
 
         phase = Phase(as_batches(remain, "remain", size), "remain", loss)
-        train_phases(model, lambda epoch: [phase], self.tuning, run)
+        tune_phases(model, lambda epoch: [phase], self.tuning, run)

@@ -11,7 +11,7 @@ from torch.optim import Adam
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.errors import InputError
 from expunge.methods.run import Run, needs_remain
-from expunge.methods.streams import mixed, tagged, train_phases
+from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.modes import in_mode, seeded
 from expunge.objective import Batch
 from expunge.tuning import Constant, Losses, Phase, Tuning
@@ -35,7 +35,7 @@ class RandomLabels:
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "RandomLabels")
         phase = relabelled(model, forget, remain, self.exclude_own, self.tuning, run)
-        train_phases(model, lambda epoch: [phase], self.tuning, run)
+        tune_phases(model, lambda epoch: [phase], self.tuning, run)
 
 
 def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> Phase:

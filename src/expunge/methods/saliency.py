@@ -12,7 +12,7 @@ from expunge.batches import Data
 from expunge.errors import InputError
 from expunge.methods.relabelling import relabelled
 from expunge.methods.run import Run, needs_remain
-from expunge.methods.streams import train_phases
+from expunge.methods.streams import tune_phases
 from expunge.tuning import Constant, Tuning
 
 
@@ -41,4 +41,4 @@ class SalUn:
         phase = relabelled(model, forget, remain, self.exclude_own, self.tuning, run)
         gradient, _ = curvature.gradient(model, run.batches(forget, "forget"), run.objective, run.progress)
         mask = masks.select(scores.saliency(gradient), self.salient)
-        train_phases(model, lambda epoch: [phase], self.tuning, run, partial(masks.only, model, mask))
+        tune_phases(model, lambda epoch: [phase], self.tuning, run, partial(masks.only, model, mask))

@@ -65,7 +65,7 @@ def cycled(batches: Batches, seed: int) -> Iterator[Batch]:
         yield from batches.shuffled(turn)
 
 
-def train_phases(
+def tune_phases(
     model: nn.Module,
     phases: Callable[[int], Sequence[Phase]],
     settings: Tuning,
