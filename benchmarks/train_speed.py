@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loader-share", type=float, default=1.0, help="of the images for the slow DataLoader loop, scaled up")
     parser.add_argument("--together", type=int, nargs="*", default=[1, 2, 3, 4, 6], help="how many networks share the device")
+    parser.add_argument("--compile", action="store_true", help="also with torch.compile, which takes a minute to compile")
     parser.add_argument("--workers", type=int, default=4, help="of the DataLoader")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -72,10 +73,10 @@ class Clock:
         return [after - before for before, after in zip(self.times[:-1], self.times[1:], strict=True)]
 
 
-def ours(name: str, images: Images, device: str, rounds: int, precision: str) -> list[float]:
+def ours(name: str, images: Images, device: str, rounds: int, precision: str, compiled: bool = False) -> list[float]:
     """The first epoch, with its captures, is left out."""
-    clock = Clock(device)
-    train(fresh(name, device), images, tuning(rounds + 1, precision), after_epoch=clock.tick)
+    model, clock = fresh(name, device), Clock(device)
+    train(torch.compile(model) if compiled else model, images, tuning(rounds + 1, precision), after_epoch=clock.tick)
     return clock.epochs[1:]
 
 
@@ -123,6 +124,8 @@ def measured(name: str, options: argparse.Namespace, images: Images) -> dict[str
         "bfloat16": lambda: ours(name, images, options.device, options.rounds, "bfloat16"),
         "DataLoader, float32, eager": lambda: [loader_loop(name, images, options.device, options.workers, options.loader_share)],
     }
+    if options.compile:
+        variants["bfloat16, torch.compile"] = lambda: ours(name, images, options.device, options.rounds, "bfloat16", compiled=True)
     found: dict[str, object] = {}
     for variant, call in variants.items():
         times = call()
@@ -130,7 +133,8 @@ def measured(name: str, options: argparse.Namespace, images: Images) -> dict[str
         found[variant] = times
     if name == options.networks[0]:
         found["together, bfloat16"] = {
-            count: say(f"{count} together, bfloat16", together(name, images, options.device, count, "bfloat16")) for count in options.together
+            count: say(f"{count} together, bfloat16", together(name, images, options.device, count, "bfloat16"))
+            for count in options.together
         }
     return found
 

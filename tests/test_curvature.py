@@ -231,3 +231,14 @@ def test_divergence_is_noticed():
 def test_settings_without_sense_are_refused(settings, argument):
     with pytest.raises(InputError, match=f"^{argument}: "):
         settings()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_what_the_cpu_gives():
+    model, batches = network("residual"), as_batches(pictures(), batch_size=4)
+    target = vector(model)
+    there = {name: part.cuda() for name, part in target.items()}
+    for solver in (ConjugateGradients(damping=0.1, iterations=20), LiSSA(scale=200, passes=2)):
+        here = solver(model.cpu(), batches, target)
+        assert_near(flat(solver(model.cuda(), batches, there)).cpu(), flat(here), 1e-8)
+    assert_near(flat(gradient(model, batches)[0]).cpu(), flat(gradient(model.cpu(), batches)[0]), 1e-10)

@@ -113,8 +113,8 @@ class LiSSA:
     """(H + damping·scale·I)⁻¹ v, H the mean Hessian, by the Neumann series, each term from the next batch.
 
     d ← v + (1 − damping)·d − H_b·d / scale over the batches b of `passes` shuffled passes, from d = v; the result is d / scale. A batch's
-    H_b counts by its size, so that the mean over a pass is H. It converges where `scale` is above half the largest eigenvalue of every
-    batch's Hessian, and raises `DivergedError` where it does not.
+    H_b counts by its size, so that the mean over a pass is H. It converges where every batch's Hessian has its eigenvalues
+    between −damping·scale and 2·scale, and raises `DivergedError` where it does not.
     """
 
     damping: float = 0.01

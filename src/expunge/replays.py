@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,8 @@ class Replays:
         held = self._captured.get(size)
         if held is None:
             self._seen[size] += 1
-            return self.step(rows)
+            with fastest_kernels():
+                return self.step(rows)
         held.rows.copy_(rows)
         held.graph.replay()
         return held.loss
@@ -48,13 +50,24 @@ class Replays:
         torch.cuda.current_stream().synchronize()
         try:
             # Only this thread's mistakes break a capture: others may be at work on the same device.
-            with torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
+            with fastest_kernels(), torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
                 loss = self.step(held)
         except Exception:
             self._capturable = False
             torch.cuda.synchronize()
             return
         self._captured[len(rows)] = _Captured(graph, held, loss)
+
+
+@contextmanager
+def fastest_kernels() -> Iterator[None]:
+    """cuDNN times its convolutions for a new shape and keeps the fastest: worth it where the same shapes come thousands of times."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def _own_stream() -> torch.cuda.Stream | None:

@@ -138,7 +138,8 @@ def _forgotten_labels(forget: Data, remain: Data, run: Run) -> tuple[int, ...]:
         found = [run.objective.targets(batch).detach().unique().cpu() for batch in run.batches(data, argument)]
         return set() if any(each.is_floating_point() for each in found) else set(torch.cat(found).tolist())
 
-    return tuple(sorted(labels(forget, "forget") - labels(remain, "remain")))
+    # Below zero are positions that do not count.
+    return tuple(sorted(label for label in labels(forget, "forget") - labels(remain, "remain") if label >= 0))
 
 
 def _rows(model: nn.Module, head: tuple[str, ...], labels: tuple[int, ...]) -> dict[str, Tensor]:

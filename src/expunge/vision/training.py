@@ -1,24 +1,24 @@
-"""Train a network on a dataset by its recipe: checkpoints after every epoch, resumed where it stopped."""
+"""Train networks of the zoo by a recipe: several side by side, their state kept after every epoch, their accuracies on the way."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from expunge.artifacts import save_tensors, weights_digest, write_json
+from expunge.artifacts import save_tensors, weights_digest
 from expunge.errors import InputError
 from expunge.metrics import accuracy
 from expunge.modes import seeded
 from expunge.tuning import Training, train_together
 from expunge.vision.augmentation import Augmentation
-from expunge.vision.datasets import Images, ImageSet
+from expunge.vision.datasets import Images
 from expunge.vision.networks import NETWORKS
 from expunge.vision.recipes import Recipe
 
@@ -26,14 +26,25 @@ EVALUATION_BATCH = 1000
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A network at the end of its training."""
+class Job:
+    """One network to train: its data, and the seed of its weights and of the order of its samples."""
 
-    model: nn.Module
+    name: str
+    data: Dataset[Any]
     seed: int
-    test_accuracy: float
-    digest: str
-    file: Path | None
+
+
+@dataclass
+class Trained:
+    """A network at the end of its training; `curve` is (epoch, accuracies) on the watched data."""
+
+    job: Job
+    model: nn.Module
+    curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str:
+        return weights_digest(self.model)
 
 
 class Augmented(Dataset[Any]):
@@ -59,61 +70,72 @@ class Augmented(Dataset[Any]):
         return self.images.labels
 
 
-def build(network: str, images: ImageSet, seed: int, device: torch.device) -> nn.Module:
+def build(network: str, classes: int, channels: int, seed: int, device: torch.device) -> nn.Module:
     """A network of the zoo with fresh weights by the seed; channels last on CUDA, where convolutions are faster that way."""
     if network not in NETWORKS:
         raise InputError("network", f"must be one of {', '.join(NETWORKS)}", network)
     with seeded(seed, torch.device("cpu")):
-        model = NETWORKS[network](images.classes, images.channels)
-    model = model.to(device)
+        model = NETWORKS[network](classes, channels).to(device)
     return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model  # type: ignore[call-overload]
 
 
 def train_networks(
     network: str,
-    images: ImageSet,
+    classes: int,
+    channels: int,
+    jobs: Sequence[Job],
     recipe: Recipe,
-    seeds: Sequence[int],
     *,
     device: torch.device,
-    precision: str = "float32",
+    precision: Literal["float32", "bfloat16"] = "float32",
+    watch: Mapping[str, Any] | None = None,
+    every: int = 1,
     out: str | os.PathLike[str] | None = None,
-    name: str = "",
-    data: Dataset[Any] | None = None,
-    after_epoch: Callable[[int, int], None] | None = None,
     progress: bool = False,
 ) -> list[Trained]:
-    """One network a seed, side by side: weights, order of the images and augmentation follow the seed.
+    """Train one network a job, all at once; data on the device make a step one CUDA graph.
 
-    `data` replaces the train images (a part of them, a poisoned view). In `out` each seed has `NAME-seedS.training.safetensors` while it
-    trains, from where it goes on when it was stopped, and `NAME-seedS.safetensors` when it is done. `after_epoch(seed, epoch)`.
+    `watch` names data whose accuracies are noted after `every` so many epochs and at the end. In the folder `out` each job keeps its state
+    in `NAME.training.safetensors`, from which a training that was stopped goes on, and its weights in `NAME.safetensors` when it is done.
     """
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise InputError("seeds", "must be one or more different numbers", list(seeds))
-    held = images.to(device)
-    source = data if data is not None else Augmented(held.train, Augmentation()) if recipe.augment else held.train
-    models = {seed: build(network, images, seed, device) for seed in seeds}
-    files = {seed: None if out is None else Path(out) / f"{name or network}-seed{seed}.safetensors" for seed in seeds}
+    if not jobs or len({job.name for job in jobs}) != len(jobs):
+        raise InputError("jobs", "must be one or more, of different names", [job.name for job in jobs])
+    trained = [Trained(job, build(network, classes, channels, job.seed, device)) for job in jobs]
     train_together(
         [
             Training(
-                models[seed],
-                source,
-                recipe.tuning(seed, precision),
-                None if after_epoch is None else lambda epoch, seed=seed: after_epoch(seed, epoch),  # type: ignore[misc]
-                None if (file := files[seed]) is None else file.with_suffix(".training.safetensors"),
+                each.model,
+                each.job.data,
+                recipe.tuning(each.job.seed, precision),
+                _noting(each, watch or {}, every, recipe.epochs),
+                None if out is None else Path(out) / f"{each.job.name}.training.safetensors",
             )
-            for seed in seeds
+            for each in trained
         ],
         progress=progress,
     )
-    return [_finished(models[seed], seed, held, files[seed], network) for seed in seeds]
+    for each in trained:
+        if not each.curve:  # a training found finished in its file
+            _note(each, watch or {}, recipe.epochs)
+        if out is not None:
+            save_network(Path(out) / f"{each.job.name}.safetensors", each.model, network, classes, channels)
+    return trained
 
 
-def _finished(model: nn.Module, seed: int, images: ImageSet, file: Path | None, network: str) -> Trained:
-    found, digest = accuracy(model, images.test, batch_size=EVALUATION_BATCH), weights_digest(model)
-    if file is not None:
-        metadata = {"kind": "model", "network": network, "classes": str(images.classes), "channels": str(images.channels), "digest": digest}
-        save_tensors(file, model.state_dict(), metadata)
-        write_json(file.with_suffix(".json"), {"network": network, "seed": seed, "digest": digest, "test_accuracy": found})
-    return Trained(model, seed, found, digest, file)
+def save_network(path: Path, model: nn.Module, network: str, classes: int, channels: int) -> Path:
+    """The weights, with what is needed to build the network again."""
+    metadata = {"kind": "model", "network": network, "classes": str(classes), "channels": str(channels), "digest": weights_digest(model)}
+    return save_tensors(path, model.state_dict(), metadata)
+
+
+def _noting(trained: Trained, watch: Mapping[str, Any], every: int, epochs: int) -> Any:
+    def after_epoch(epoch: int) -> None:
+        if epoch % every == 0 or epoch == epochs:
+            _note(trained, watch, epoch)
+
+    return after_epoch
+
+
+def _note(trained: Trained, watch: Mapping[str, Any], epoch: int) -> None:
+    found = {name: accuracy(trained.model, data, batch_size=EVALUATION_BATCH) for name, data in watch.items()}
+    trained.curve.append((epoch, found))
