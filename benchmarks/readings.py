@@ -30,7 +30,7 @@ KINDS = ("empirical", "expected")
 def measure(seed: int, epochs: int, rows: dict[tuple[str, str, str, float], list[list[float]]]) -> None:
     """Add one seed's four accuracies in percent to every setting's list: remain and forget, masked and tuned."""
     data = digits(seed)
-    model = trained(data, epochs, seed)
+    model = trained(data.train, epochs, seed)
     train_part, _, test = (category(part, 0) for part in data)
     head = heads.find(model, next(iter(as_batches(train_part.forget))))
 

@@ -23,6 +23,7 @@ from expunge.tuning import Constant, Training, Tuning, train, train_together
 from expunge.vision.datasets import Images
 from expunge.vision.networks import NETWORKS
 
+EPOCH = 50_000  # images; times of fewer are scaled up
 DEFAULT = ("resnet20", "vgg16", "googlenet", "densenet100")
 
 
@@ -111,7 +112,7 @@ def together(name: str, images: Images, device: str, count: int, precision: str)
     trainings = [Training(fresh(name, device), images, tuning(3, precision)) for _ in range(count)]
     trainings[-1] = Training(trainings[-1].model, images, tuning(3, precision), clock.tick)
     train_together(trainings)
-    return statistics.mean(clock.epochs[1:]) / count
+    return statistics.mean(clock.epochs[1:]) / count * EPOCH / len(images)
 
 
 def measured(name: str, options: argparse.Namespace, images: Images) -> dict[str, object]:
@@ -128,7 +129,7 @@ def measured(name: str, options: argparse.Namespace, images: Images) -> dict[str
         variants["bfloat16, torch.compile"] = lambda: ours(name, images, options.device, options.rounds, "bfloat16", compiled=True)
     found: dict[str, object] = {}
     for variant, call in variants.items():
-        times = call()
+        times = [seconds * EPOCH / len(images) for seconds in call()]
         say(variant, statistics.median(times))
         found[variant] = times
     if name == options.networks[0]:

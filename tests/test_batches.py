@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from expunge.batches import Batches, as_batches, batch_size, each_tensor, take, tensors
+from expunge.batches import Batches, as_batches, batch_size, each_place, each_tensor, joined, take, tensors
 from expunge.errors import InputError
 from expunge.fisher import diagonal
 from tests.methods import cases
@@ -148,6 +148,37 @@ def test_concatenations_keep_the_order_asked_for():
         list(as_batches(ConcatDataset([whole, TensorDataset(x[:, :2], y)]), "forget", batch_size=20))
     with pytest.raises(InputError, match="the parts of a concatenation"):
         list(as_batches(ConcatDataset([whole, TensorDataset(x)]), batch_size=20))
+
+
+class Named(Dataset):
+    """Mappings, read a batch at a time; the order of the keys is the dataset's own."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+    def __len__(self):
+        return 10
+
+    def batch_of(self, rows):
+        return {key: {"x": x[:, 0], "y": y + 100}[key][rows] for key in self.keys}
+
+
+def test_mappings_are_concatenated_by_key_not_by_order():
+    (batch,) = as_batches(ConcatDataset([Named("xy"), Named("yx")]), batch_size=20)
+    assert batch["x"].tolist() == 2 * x[:, 0].tolist() and batch["y"].tolist() == 2 * (y + 100).tolist()
+    with pytest.raises(InputError, match="the parts of a concatenation .* found keys x and others"):
+        list(as_batches(ConcatDataset([Named("x"), Named("xy")]), batch_size=20))
+
+
+def test_batches_are_joined_place_by_place():
+    Pair = namedtuple("Pair", "inputs labels")
+    first, second = ({"x": [torch.ones(size, 2)], "y": Pair(torch.zeros(size), 0), "name": "a"} for size in (2, 3))
+    found = joined([first, dict(reversed(second.items()))], "forget", "one form")
+    assert found["x"][0].shape == (5, 2) and found["y"].inputs.shape == (5,) and found["y"].labels == 0 and found["name"] == "a"
+    assert each_place([(x, 1), (2 * x, 1)], lambda parts: parts[1] - parts[0])[0].equal(x)
+    for other in ((x,), (x, 3), [y, 1.0]):
+        with pytest.raises(InputError, match="^forget: one form"):
+            joined([(x, y), other], "forget", "one form")
 
 
 def test_subclasses_with_their_own_samples_are_asked_for_them():

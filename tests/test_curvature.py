@@ -238,7 +238,8 @@ def test_a_gpu_gives_what_the_cpu_gives():
     model, batches = network("residual"), as_batches(pictures(), batch_size=4)
     target = vector(model)
     there = {name: part.cuda() for name, part in target.items()}
-    for solver in (ConjugateGradients(damping=0.1, iterations=20), LiSSA(scale=200, passes=2)):
+    # Conjugate gradients make rounding grow from step to step: 2e-6 was seen on an H200.
+    for solver, error in ((ConjugateGradients(damping=0.1, iterations=20), 1e-4), (LiSSA(scale=200, passes=2), 1e-8)):
         here = solver(model.cpu(), batches, target)
-        assert_near(flat(solver(model.cuda(), batches, there)).cpu(), flat(here), 1e-8)
+        assert_near(flat(solver(model.cuda(), batches, there)).cpu(), flat(here), error)
     assert_near(flat(gradient(model, batches)[0]).cpu(), flat(gradient(model.cpu(), batches)[0]), 1e-10)

@@ -8,8 +8,7 @@ import pytest
 
 from expunge import Retrain, demo, unlearn
 from expunge.modes import one_thread
-from expunge.vision.digits import CLASSES, digits
-from expunge.vision.networks import resnet8
+from expunge.vision.digits import digits
 from expunge.vision.scenarios import category
 
 EPOCHS, TUNING_EPOCHS, SEEDS = 20, 5, range(5)
@@ -24,10 +23,10 @@ def found() -> list[dict[str, float]]:
 def measured(seed: int) -> dict[str, float]:
     data = digits(seed)
     scenario = category(data.train, 0, data.test, data.validation)
-    model = demo.trained(data, EPOCHS, seed)
+    model = demo.trained(data.train, EPOCHS, seed)
     method = demo.chosen(model, scenario, demo.recipe(TUNING_EPOCHS, seed))
     masked, *_, tuned = unlearn(model, *scenario, method, watch=scenario.tests).history
-    retraining = Retrain(demo.recipe(EPOCHS, seed), fresh=lambda: resnet8(CLASSES, channels=1))
+    retraining = Retrain(demo.recipe(EPOCHS, seed), fresh=demo.network)
     retrained = unlearn(model, *scenario, retraining, watch=scenario.tests).history[-1]
     return {
         "masked forget": masked.accuracies["forget"],

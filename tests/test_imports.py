@@ -15,8 +15,8 @@ LAYERS = [
     {"methods"},
     {"unlearning"},
     {"vision"},
-    {"demo"},
-    {"demo_report"},
+    {"demo", "comparison"},
+    {"demo_report", "comparison_report"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -18,7 +18,7 @@ SHOWN = 5.0
 
 if __name__ == "__main__":
     data = digits()
-    model = trained(data, epochs=40)
+    model = trained(data.train, epochs=40)
     forget, remain = category(data.train, label=0)
     watch = dict(zip(("forget", "remain"), category(data.test, label=0), strict=True))
     figure = Figure(figsize=(9, 3.4), layout="constrained")

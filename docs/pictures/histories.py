@@ -18,7 +18,7 @@ COLOURS = {"remain": "C0", "forget": "C3"}
 def draw(methods: Mapping[str, Method], path: Path) -> None:
     """Accuracies on the test part after every epoch, printed and drawn."""
     data = digits()
-    model = trained(data, epochs=40)
+    model = trained(data.train, epochs=40)
     forget, remain = category(data.train, label=0)
     watch = dict(zip(("forget", "remain"), category(data.test, label=0), strict=True))
     figure = Figure(figsize=(2.6 * len(methods), 2.8), layout="constrained")

@@ -21,7 +21,7 @@ COLOURS = ["#33628f", "#c8402f", "#7a9a3a", "#8a5aa8"]
 
 def main() -> None:
     data = digits()
-    model = trained(data, epochs=40)
+    model = trained(data.train, epochs=40)
     forget, remain = category(data.train, LABEL)
     parts = dict(zip(("forget", "remain"), category(data.validation, LABEL), strict=True))
     by_multiple: dict[str, dict[str, list[float]]] = {}

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from expunge import FisherMask, MaskClassifier, Retrain, demo, metrics, unlearn
 from expunge.modes import one_thread
 from expunge.tuning import Constant, Tuning
-from expunge.vision.digits import CLASSES, digits
-from expunge.vision.networks import resnet8
+from expunge.vision.digits import digits
 from expunge.vision.scenarios import category
 
 EPOCHS = 20
@@ -22,11 +21,11 @@ RELEARNING = metrics.Relearning(Tuning(Constant(0.01, 25), batch_size=32))
 def main() -> None:
     data = digits()
     scenario = category(data.train, 0, data.test, data.validation)
-    model = demo.trained(data, EPOCHS)
+    model = demo.trained(data.train, EPOCHS)
     methods = {
         "FisherMask": FisherMask(ratio=0.05, remain_weight=3, tuning=demo.recipe(5)),
         "MaskClassifier": MaskClassifier(0),
-        "Retrain": Retrain(demo.recipe(EPOCHS), fresh=lambda: resnet8(CLASSES, channels=1)),
+        "Retrain": Retrain(demo.recipe(EPOCHS), fresh=demo.network),
     }
     found = {name: unlearn(model, *scenario, method, watch=scenario.watch) for name, method in methods.items()}
     retrained = {name: metrics.logits(found["Retrain"].model, part) for name, part in scenario.tests.items()}

@@ -76,7 +76,7 @@ def draw(curves: dict[str, Curve], tuned: Curve, path: Path) -> None:
 
 def main() -> None:
     data = digits()
-    model = trained(data, epochs=40)
+    model = trained(data.train, epochs=40)
     forget, remain = category(data.train, LABEL)
     parts = dict(zip(("forget", "remain"), category(data.validation, LABEL), strict=True))
     information = fisher.diagonal(model, remain, kind="expected").mean()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,38 @@ def tensors(batch: Batch) -> list[Tensor]:
 
     each_tensor(batch, note)
     return found
+
+
+def each_place(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]], Tensor]) -> Batch:
+    """One batch out of several of the same form: the tensors at each place, in mappings by key, made into one; all else from the first."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return change(batches)
+    if isinstance(first, Mapping):
+        if any(batch.keys() != first.keys() for batch in batches):
+            raise ValueError(f"keys {', '.join(map(str, first))} and others")
+        return {key: each_place([batch[key] for batch in batches], change) for key in first}
+    if isinstance(first, (tuple, list)):
+        parts = [each_place(column, change) for column in zip(*batches, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return first
+
+
+def joined(batches: Sequence[Batch], argument: str, rule: str) -> Batch:
+    """The samples of all batches as one, on the device of the first; `rule` is what the user is told where they have not one form."""
+    try:
+        return each_place(batches, lambda parts: torch.cat([part.to(parts[0].device) for part in parts]))
+    except (RuntimeError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(argument, rule, str(error).splitlines()[0]) from error
+
+
+def few(batch: Batch) -> Batch:
+    """Two samples show a graph as well as many do; a batch that cannot be cut (an objective of one's own) is used whole."""
+    try:
+        batch_size(batch)
+    except InputError:
+        return batch
+    return take(batch, slice(0, 2))
 
 
 def batch_size(batch: Batch) -> int:
@@ -206,8 +239,8 @@ def _end_to_end(readers: list[Callable[[Tensor], Batch]], ends: list[int], argum
         """Every dataset reads all rows, held to its own, and what belongs to others is not taken: nothing waits for the device."""
         found = readers[0](rows.clamp(max=ends[0] - 1))
         for reader, start, end in list(zip(readers, starts, ends, strict=True))[1:]:
-            others, theirs = iter(tensors(reader((rows - start).clamp(0, end - start - 1)))), rows >= start
-            found = each_tensor(found, lambda one: torch.where(theirs.view(-1, *(1,) * (one.dim() - 1)), next(others), one))  # noqa: B023
+            own, theirs = reader((rows - start).clamp(0, end - start - 1)), rows >= start
+            found = each_place([found, own], partial(_chosen, theirs))
         return found
 
     def read(rows: Tensor) -> Batch:
@@ -218,18 +251,15 @@ def _end_to_end(readers: list[Callable[[Tensor], Batch]], ends: list[int], argum
         held = [readers[part](rows[parts == part] - starts[part]) for part in torch.unique(parts).tolist()]
         if len(held) == 1:
             return held[0]
-        return take(_joined(held, argument), torch.argsort(torch.argsort(parts, stable=True)))
+        whole = joined(held, argument, "the parts of a concatenation must hold samples of one shape")
+        return take(whole, torch.argsort(torch.argsort(parts, stable=True)))
 
     return read
 
 
-def _joined(batches: list[Batch], argument: str) -> Batch:
-    """Batches of one structure, one after the other."""
-    try:
-        columns = iter([torch.cat(column) for column in zip(*map(tensors, batches), strict=True)])
-    except (RuntimeError, ValueError) as error:
-        raise InputError(argument, "the parts of a concatenation must hold samples of one shape", str(error).splitlines()[0]) from error
-    return each_tensor(batches[0], lambda tensor: next(columns))
+def _chosen(second: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Of two tensors the second's samples where `second` says so."""
+    return torch.where(second.view(-1, *(1,) * (parts[0].dim() - 1)), parts[1], parts[0])
 
 
 def _collated(samples: list[Any], argument: str) -> Batch:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from expunge.batches import device_of, to_device
+from expunge.batches import device_of, few, to_device
 from expunge.errors import InputError, ModelError
-from expunge.heads import _few
 from expunge.masks import Mask
 from expunge.modes import in_mode, seeded
 from expunge.objective import Batch, Objective
@@ -136,7 +135,7 @@ def _follow(model: nn.Module, batch: Batch, objective: Objective) -> _Flow:
                 hooks.append(module.register_forward_hook(flow.note_norm, with_kwargs=True))
         # Not inference mode: its tensors do not count the changes made to them.
         with in_mode(model, training=False), seeded(0, device), torch.inference_mode(False), torch.no_grad():
-            objective.outputs(model, to_device(_few(batch), device))
+            objective.outputs(model, to_device(few(batch), device))
     finally:
         for hook in hooks:
             hook.remove()

@@ -29,6 +29,40 @@ class Demo:
 
 
 @dataclass(frozen=True)
+class Compare:
+    """Every method, or some, on one network that must forget some of the handwritten digits: accuracies, measures, seconds."""
+
+    scenario: Literal["category", "poisoned", "mislabelled", "subset"] = "category"
+    """What must be forgotten."""
+    label: tuple[int, ...] | None = None
+    """category: the digit, or several (0)."""
+    n: int | None = None
+    """poisoned: samples with a trigger (60)."""
+    trigger: int | None = None
+    """poisoned: width of the white square in the corner (2)."""
+    fraction: float | None = None
+    """mislabelled, subset: share of the training data (0.1 and 0.05)."""
+    remain_fraction: float | None = None
+    """Remain data at hand, as a share of the training data; without it all are."""
+    remain: bool = True
+    """Whether there are remain data at hand at all."""
+    methods: tuple[str, ...] = ("all",)
+    """Names such as fisher-mask or ssd-released; all: every method; released: every reading of a released program."""
+    seed: int = 0
+    """Decides the split, the weights, the order of the images and what is drawn."""
+    epochs: int = 40
+    """Of training, and of retraining."""
+    tuning_epochs: int = 5
+    """Of every method's training."""
+    out: str = "runs/compare"
+    """Folder for result.json and tradeoff.png."""
+    models: bool = False
+    """Save the networks there too."""
+    quiet: bool = False
+    """No progress, the table alone."""
+
+
+@dataclass(frozen=True)
 class Data:
     """A dataset to get, and the folder it goes to."""
 
@@ -56,13 +90,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import tyro
 
     command = tyro.extras.subcommand_cli_from_dict(
-        {"demo": Demo, "data": data_command},
+        {"demo": Demo, "compare": Compare, "data": data_command},
         prog="expunge",
         description="Take data out of a trained network. `expunge --version` tells the version.",
         args=given,
     )
     try:
-        run_data(command) if isinstance(command, Data) else run_demo(command)
+        run(command)
     except KeyboardInterrupt:
         print("expunge: stopped", file=sys.stderr)
         return 130
@@ -72,6 +106,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"expunge: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def run(command: Demo | Compare | Data) -> None:
+    match command:
+        case Demo():
+            run_demo(command)
+        case Compare():
+            run_compare(command)
+        case Data():
+            run_data(command)
 
 
 def run_data(options: Data) -> None:
@@ -97,7 +141,7 @@ def run_demo(options: Demo) -> None:
     rows = []
     with one_thread():
         say("a network that knows all ten digits")
-        model = demo.trained(data, options.epochs, options.seed, progress=not options.quiet)
+        model = demo.trained(data.train, options.epochs, options.seed, progress=not options.quiet)
         before = demo.Accuracies(accuracy(model, test.remain), accuracy(model, test.forget))
         say(f"forgetting {options.label}")
         for row in demo.rows(model, data, options.label, options.epochs, options.tuning_epochs, options.seed, progress=not options.quiet):
@@ -107,6 +151,34 @@ def run_demo(options: Demo) -> None:
     print(demo_report.table(before, rows))
     print(demo_report.notes(rows))
     print(f"Models, result and picture: {saved.parent}/")
+
+
+def run_compare(options: Compare) -> None:
+    from expunge import comparison, comparison_report, demo
+    from expunge.modes import one_thread
+    from expunge.progress import track
+    from expunge.vision.digits import digits
+
+    told = asdict(options)
+    names = comparison.names(options.methods)
+    parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain", "seed")
+    scenario = comparison.scenario_of(digits(options.seed), options.scenario, **{part: told[part] for part in parts})
+    shown = not options.quiet
+    found: list[comparison.Row | comparison.Refused] = []
+    finished = False
+    try:
+        with one_thread():
+            model = demo.trained(scenario.train, options.epochs, options.seed, progress=shown)
+            rows = comparison.rows(model, scenario, names, options.epochs, options.tuning_epochs, options.seed)
+            for row in track(rows, scenario.name, 2 + len({*names} - {comparison.REFERENCE}), enabled=shown):
+                found.append(row)
+        finished = True
+    finally:  # a comparison that was stopped tells what it has found so far
+        if found:
+            print(comparison_report.table(found, terminal=sys.stdout.isatty()))
+            print(comparison_report.notes(scenario, found))
+            folder = comparison_report.save(options.out, told, scenario, found, finished, options.models)
+            print(f"Result and picture: {folder}/" + ("" if finished else " (stopped: what was done so far)"))
 
 
 def _is_ours(error: Exception) -> bool:

@@ -15,15 +15,12 @@ from expunge.methods import Finetune, FisherMask, MaskClassifier, Method, Random
 from expunge.metrics import accuracy, unlearn_score
 from expunge.modes import seeded
 from expunge.patches import Patch
-from expunge.tuning import Steps, Tuning, replay, train
+from expunge.tuning import Tuning, train
 from expunge.unlearning import unlearn
 from expunge.vision.digits import CLASSES, Digits
 from expunge.vision.networks import resnet8
-from expunge.vision.scenarios import Scenario, category
-
-# About the paper's decay over the whole training: 1e-4 for 160 × 391 steps there, 4e-3 for 40 × 34 steps here.
-WEIGHT_DECAY = 4e-3
-BATCH_SIZE = 32
+from expunge.vision.recipes import RECIPES
+from expunge.vision.scenarios import Images, Scenario, category
 
 # From strong masking to weak. None, the text's sums, is λ = n_remain/n_forget, about 9 here.
 REMAIN_WEIGHTS = (1.0, 2.0, 3.0, 5.0, None, 10.0)
@@ -60,14 +57,19 @@ class Row:
 
 def recipe(epochs: int, seed: int = 0) -> Tuning:
     """The paper's schedule in so many epochs, for training, retraining and fine-tuning alike."""
-    return Tuning(replay(Steps(), epochs), BATCH_SIZE, weight_decay=WEIGHT_DECAY, seed=seed)
+    return RECIPES["digits"].replayed(epochs, seed)
 
 
-def trained(data: Digits, epochs: int, seed: int = 0, progress: bool = False) -> nn.Module:
-    """A small ResNet that knows all ten digits."""
+def network() -> nn.Module:
+    """A small ResNet with fresh weights."""
+    return resnet8(CLASSES, channels=1)
+
+
+def trained(images: Images, epochs: int, seed: int = 0, progress: bool = False) -> nn.Module:
+    """A network that knows these digits."""
     with seeded(seed, torch.device("cpu")):
-        model = resnet8(CLASSES, channels=1)
-    train(model, data.train, recipe(epochs, seed), progress=progress)
+        model = network()
+    train(model, images, recipe(epochs, seed), progress=progress)
     return model
 
 
@@ -75,7 +77,7 @@ def chosen(model: nn.Module, scenario: Scenario, tuning: Tuning | None, progress
     """FisherMask with the strongest masking (small λ, large ratio) within a point of the best unlearn score on the validation part.
 
     Scored after masking alone; the strongest, because fine-tuning lets a little come back. The two Fisher passes are shared by all
-    settings, so a setting costs no more than a look at the validation images.
+    settings, so a setting costs no more than a look at the validation images. Where every mask does more harm than good, ratio 0.
     """
     head = heads.find(model, next(iter(as_batches(scenario.forget))))
     allowed = masks.candidates(model, head, which="all")
@@ -89,6 +91,7 @@ def chosen(model: nn.Module, scenario: Scenario, tuning: Tuning | None, progress
             patch.apply(model)
             found[remain_weight, ratio] = unlearn_score(accuracy(model, remain), accuracy(model, forget))
             patch.revert(model)
+    found[None, 0.0] = unlearn_score(accuracy(model, remain), accuracy(model, forget))
     good_enough = max(found.values()) - TOLERANCE
     remain_weight, ratio = next(setting for setting, score in found.items() if score >= good_enough)
     return FisherMask(ratio, remain_weight=remain_weight, tuning=tuning)
@@ -115,4 +118,4 @@ def rows(
     best = chosen(model, scenario, short, progress)
     weight = "sums" if best.remain_weight is None else f"{best.remain_weight:g}"
     yield row(f"FisherMask λ={weight} R={best.ratio:g}", best, time.perf_counter() - started)
-    yield row(REFERENCE, Retrain(recipe(epochs, seed), fresh=lambda: resnet8(CLASSES, channels=1)))
+    yield row(REFERENCE, Retrain(recipe(epochs, seed), fresh=network))

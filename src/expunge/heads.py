@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from expunge.batches import batch_size, device_of, each_tensor, take, to_device
+from expunge.batches import device_of, each_tensor, few, to_device
 from expunge.errors import InputError, ModelError
 from expunge.modes import in_mode, seeded
 from expunge.objective import Batch, Objective
@@ -45,7 +45,7 @@ def find(model: nn.Module, batch: Batch, objective: Objective = Objective()) -> 
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     with _differentiable(model):
-        samples = each_tensor(_few(batch), lambda tensor: tensor.detach().clone())
+        samples = each_tensor(few(batch), lambda tensor: tensor.detach().clone())
         logits = objective.outputs(model, to_device(samples, device_of(model)))
         if logits.grad_fn is None:
             raise ModelError(f"the logits do not depend on any parameter through autograd; {ADVICE}")
@@ -126,15 +126,6 @@ def _attached(node: Node | None, names: dict[nn.Parameter, str]) -> nn.Parameter
             return None
         node = node.next_functions[0][0]
     return None
-
-
-def _few(batch: Batch) -> Batch:
-    """Two samples show the graph as well as many do; a batch that cannot be cut (an objective of one's own) is used whole."""
-    try:
-        batch_size(batch)
-    except InputError:
-        return batch
-    return take(batch, slice(0, 2))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from expunge.batches import as_batches
 from expunge.errors import InputError
 from expunge.methods import RandomLabels
 from expunge.methods.relabelling import random_labels
-from expunge.methods.streams import joined, mixed
+from expunge.methods.streams import mixed
 from expunge.objective import Objective
 from expunge.unlearning import unlearn
 from tests import reference
@@ -61,12 +61,6 @@ def test_every_sample_comes_once_an_epoch_in_even_shares(few, many):
         taken = [int((batch >= 100).sum()) for batch in batches]
         assert max(taken) - min(taken) <= 1
     assert [batch.tolist() for batch in epochs[0]] != [batch.tolist() for batch in epochs[1]]
-
-
-def test_forms_are_joined_place_by_place():
-    first, second = ({"x": [torch.ones(size, 2)], "y": torch.zeros(size), "name": "a"} for size in (2, 3))
-    found = joined([first, dict(reversed(second.items()))])
-    assert found["x"][0].shape == (5, 2) and found["y"].shape == (5,) and found["name"] == "a"
 
 
 def test_samples_of_another_shape_are_refused():

@@ -29,7 +29,8 @@ class SSD:
     w_j ← min(λ·F̄_D,j / F̄_f,j, 1)·w_j where F̄_f,j > α·F̄_D,j, with F̄ the mean over the forget data and over all data D, the classifier
     included. `threshold` is α, `dampening` λ. Foster et al. 2024, arXiv:2308.07707.
 
-    No weight has F̄_f > (n/n_f)·F̄_D, since D holds the forget data: α must be below n/n_f, 10 for one of ten equal classes.
+    Beware of the default α where the forget data are many: no weight has F̄_f > (n/n_f)·F̄_D, since D holds the forget data. α must be
+    below n/n_f; for one of ten equal classes that is 10, and α = 10 changes next to nothing. See docs/dampening.md for what to take.
 
     Defaults: α = 10, λ = 1, those of their class removal (of 20 classes or more); no fine-tuning.
     Departures: their program squares gradients of batches: `as_released()`.

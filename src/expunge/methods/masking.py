@@ -25,7 +25,7 @@ class FisherMask:
 
     score_j = F_f,j − F_r,j with F_j = Σ_i (∂ log p(y_i|x_i, w) / ∂w_j)²; M = the top R of the scores (section Masking with Fisher
     Information). `remain_weight` λ weighs means instead of sums: F̄_f − λ·F̄_r. Without remain data (and then without `tuning`)
-    the forget term stands alone.
+    the forget term stands alone, whatever λ.
 
     Departures: the released program squares batch gradients, masks whole kernels and the classifier too: `as_released()`.
     """
@@ -58,7 +58,8 @@ class FisherMask:
             )
 
         remain_sums = None if remain is None else measure(remain, "remain")
-        score = scores.fisher_difference(measure(forget, "forget"), remain_sums, self.remain_weight)
+        remain_weight = None if remain is None else self.remain_weight
+        score = scores.fisher_difference(measure(forget, "forget"), remain_sums, remain_weight)
         mask = masks.select(score, self.ratio, self.granularity, self.scope, allowed)
         return mask_and_tune(model, mask, remain, self.tuning, run)
 

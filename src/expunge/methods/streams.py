@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import count
 
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from expunge import tuning
-from expunge.batches import Batches, batch_size, take
-from expunge.errors import InputError
+from expunge.batches import Batches, batch_size, joined, take
 from expunge.methods.run import Run
 from expunge.objective import Batch
 from expunge.tuning import Phase, Tuning
+
+ONE_FORM = "batches of forget and remain data must have one form and shape, to be mixed"
 
 
 def tagged(batches: Batches, tags: Callable[[Batch], Tensor]) -> Batches:
@@ -28,35 +29,16 @@ def mixed(few: Batches, many: Batches) -> Batches:
 
     The few are read once, here, and kept in memory.
     """
-    whole = joined(list(few))
+    whole = joined(list(few), "forget", ONE_FORM)
     samples, steps = batch_size(whole), len(many)
 
     def read(seed: int | None) -> Iterator[Batch]:
         order = torch.arange(samples) if seed is None else torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
         for step, batch in enumerate(many.read(seed)):
             share = order[step * samples // steps : (step + 1) * samples // steps]
-            yield joined([batch, take(whole, share)]) if len(share) else batch
+            yield joined([batch, take(whole, share)], "forget", ONE_FORM) if len(share) else batch
 
     return Batches(read, steps)
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    """The samples of all batches as one: tensors at the same place end to end, all else from the first."""
-    first = batches[0]
-    try:
-        if isinstance(first, Tensor):
-            return torch.cat([batch.to(first.device) for batch in batches])
-        if isinstance(first, Mapping):
-            return {key: joined([batch[key] for batch in batches]) for key in first}
-        if isinstance(first, (tuple, list)):
-            parts = [joined(column) for column in zip(*batches, strict=True)]
-            return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    except (RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        rule = "batches of forget and remain data must have one form and shape, to be mixed"
-        raise InputError("forget", rule, str(error).splitlines()[0]) from error
-    return first
 
 
 def cycled(batches: Batches, seed: int) -> Iterator[Batch]:

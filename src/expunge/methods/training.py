@@ -65,7 +65,7 @@ def reset(model: nn.Module) -> None:
         elif own:
             unknown.append(name or "the model itself")
     if unknown:
-        rule = "Retrain needs reset_parameters on every module with parameters, or `fresh`"
+        rule = "fresh weights need reset_parameters on every module with parameters, or `fresh`"
         raise ModelError(f"model: {rule}; missing in {', '.join(unknown)}")
     for renew in reversed(renewals):
         renew()
