@@ -182,6 +182,7 @@ def test_choosing_masks_nothing_where_every_mask_does_harm(data, monkeypatch):
         ("category", {"n": 5}, "n: is for the scenario poisoned; found category"),
         ("mislabelled", {"trigger": 2}, "trigger: is for the scenario poisoned"),
         ("category", {"fraction": 0.1}, "fraction: is for the scenario mislabelled or subset"),
+        ("category", {"remain": False, "remain_fraction": 0.1}, "remain_fraction: is for remain data, of which there are none; found 0.1"),
         ("category", {"label": [12]}, "label: must occur in the dataset; found 12"),
         ("nonsense", {}, "scenario: must be category, poisoned, mislabelled or subset; found nonsense"),
     ],

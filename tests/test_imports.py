@@ -16,7 +16,7 @@ LAYERS = [
     {"unlearning"},
     {"vision"},
     {"demo", "comparison"},
-    {"demo_report", "comparison_report"},
+    {"demo_report", "comparison_report", "training_report"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

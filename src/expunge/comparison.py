@@ -96,6 +96,8 @@ def scenario_of(
     for argument, value in (("label", label), ("n", n), ("trigger", trigger), ("fraction", fraction)):
         if value is not None and kind not in belongs[argument]:
             raise InputError(argument, f"is for the scenario {belongs[argument]}", kind)
+    if remain_fraction is not None and not remain:
+        raise InputError("remain_fraction", "is for remain data, of which there are none", remain_fraction)
     parts: dict[str, Any] = {"test": data.test, "validation": data.validation}
     if kind == "category":
         found = category(data.train, [0] if label is None else label, **parts)

@@ -1,14 +1,17 @@
-"""Train and eval mode, random numbers and threads, borrowed and given back: also after an exception."""
+"""Train and eval mode, random numbers and threads, borrowed and given back: also after an exception; and the device to work on."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from expunge.errors import InputError
 
 
 @contextmanager
@@ -43,6 +46,27 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             numpy.random.set_state(numpy_state)
 
 
+class Generators(NamedTuple):
+    """The states of the CPU's random number generators: torch's, Python's and numpy's."""
+
+    torch: Tensor
+    python: tuple[Any, ...]
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> Generators:
+        return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state())
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        numpy.random.set_state(self.numpy)
+
+    def same_as(self, other: Generators) -> bool:
+        alike = self.python == other.python and torch.equal(self.torch, other.torch)
+        return alike and all(numpy.array_equal(*parts) for parts in zip(self.numpy, other.numpy, strict=True))
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """torch on a single CPU thread: as fast for small networks, the same result on any number of cores, and no waiting on a busy one."""
@@ -52,3 +76,13 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def device_named(name: str | None) -> torch.device:
+    """A device that is there; None: the GPU if there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError("device", "must be one that torch finds here, such as cpu or cuda", name) from error
+    return device

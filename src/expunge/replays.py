@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from expunge.modes import Generators
+
 Step = Callable[[Tensor], Tensor]  # rows of the data -> the loss, the weights updated
 
 WARM = 3  # eager steps before the first capture: libraries choose their kernels, the optimizer makes its state
@@ -23,7 +25,11 @@ class _Captured:
 
 
 class Replays:
-    """Calls a step, or replays it, one graph a number of rows. What cannot be captured (a model that looks at values) stays eager."""
+    """Calls a step, or replays it, one graph a number of rows.
+
+    What cannot be captured (a model that looks at values) stays eager, and so does what draws random numbers on the CPU: a graph would
+    repeat the first ones for ever.
+    """
 
     def __init__(self, step: Step, before_capture: Callable[[], None]) -> None:
         self.step, self.before_capture = step, before_capture
@@ -45,7 +51,7 @@ class Replays:
         return held.loss
 
     def _capture(self, rows: Tensor) -> None:
-        held, graph = rows.clone(), torch.cuda.CUDAGraph()
+        held, graph, generators = rows.clone(), torch.cuda.CUDAGraph(), Generators.now()
         self.before_capture()
         torch.cuda.current_stream().synchronize()
         try:
@@ -53,10 +59,14 @@ class Replays:
             with fastest_kernels(), torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
                 loss = self.step(held)
         except Exception:
-            self._capturable = False
             torch.cuda.synchronize()
-            return
-        self._captured[len(rows)] = _Captured(graph, held, loss)
+            self._capturable = False
+        else:
+            self._capturable = generators.same_as(Generators.now())
+        if self._capturable:
+            self._captured[len(rows)] = _Captured(graph, held, loss)
+        else:
+            generators.restore()
 
 
 @contextmanager

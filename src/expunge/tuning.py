@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,13 @@ from expunge import checkpoints, masks
 from expunge.batches import Batches, Data, Rows, as_batches, batch_size, device_of, tensors, to_device
 from expunge.checks import screened
 from expunge.errors import DivergedError, InputError, ModelError
-from expunge.modes import in_mode, seeded
+from expunge.modes import Generators, in_mode, seeded
 from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss a sample
+Precision = Literal["float32", "bfloat16"]
 
 
 def _check_positive(argument: str, value: float) -> None:
@@ -129,11 +130,13 @@ class Tuning:
     seed: int = 0
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
     eval_mode: bool = False
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise InputError("batch_size", "must be at least 1", self.batch_size)
+        if self.precision not in get_args(Precision):
+            raise InputError("precision", f"must be one of {', '.join(get_args(Precision))}", self.precision)
 
 
 def train(
@@ -150,7 +153,8 @@ def train(
 
     The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay. A dataset is cut into
     `tuning.batch_size`; a loader keeps its own batches. `keep` names a file that holds the state after every epoch: a training that was
-    stopped, at whatever moment, goes on from there, and ends with the weights it would have had. Without it every call starts anew.
+    stopped, at whatever moment, goes on from there, and ends with the weights it would have had. `after_epoch` comes before the file is
+    written, so it may be called twice for the epoch in which a training was stopped. Without `keep` every call starts anew.
 
     On CUDA, where the data are tensors on the device, each step is replayed as one CUDA graph.
     """
@@ -161,50 +165,82 @@ def train(
 
 @dataclass(frozen=True)
 class Training:
-    """The arguments of one `train`, for `train_together`."""
+    """The arguments of one `train`, for `train_together`; `note_loss(epoch, mean of its steps)` is called before `after_epoch`."""
 
     model: nn.Module
     data: Data
     tuning: Tuning
     after_epoch: Callable[[int], bool | None] | None = None
     keep: str | os.PathLike[str] | None = None
+    note_loss: Callable[[int, float], None] | None = None
 
 
 def train_together(trainings: Sequence[Training], objective: Objective = Objective(), progress: bool = False) -> None:
     """Several trainings, a step of each in turn; on CUDA each on a stream of its own, so that small networks share the device.
 
-    Each ends with what `train` alone would give, unless its model draws random numbers while it trains (dropout).
+    Each ends with what `train` alone would give. On CUDA they share the device's random numbers: there it is so unless they draw some while
+    they train (dropout, augmentation).
     """
     devices = [device_of(each.model) for each in trainings]
-    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for device in devices]
-    for stream in streams:
-        if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(stream.device))
+    total = sum(each.tuning.schedule.epochs * len(as_batches(each.data, "data", each.tuning.batch_size)) for each in trainings)
     with ExitStack() as stack:
         for device in dict.fromkeys(devices):
             stack.enter_context(seeded(0, device))  # the trainings seed as they go, and end in any order
-        running = [(stream, stack.enter_context(closing(_alone(each, objective)))) for stream, each in zip(streams, trainings, strict=True)]
-        steps = sum(each.tuning.schedule.epochs for each in trainings)
-        ticks = stack.enter_context(closing(track(range(steps), "epochs of training", enabled=progress)))
-        while running:
-            for stream, steps_of in list(running):
-                with nullcontext() if stream is None else torch.cuda.stream(stream):
-                    ended = next(steps_of, None)
-                if ended is None:
-                    running.remove((stream, steps_of))
-                elif ended:
-                    next(ticks, None)
-        next(ticks, None)
-    for stream in streams:
-        if stream is not None:
-            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        stack.enter_context(torch.inference_mode(False))  # and the first to end must not switch gradients off for the others
+        stack.enter_context(torch.enable_grad())
+        turns = [
+            _Turn(stack.enter_context(closing(_alone(each, objective))), device) for each, device in zip(trainings, devices, strict=True)
+        ]
+        for turn in turns:
+            stack.callback(turn.join)
+        for _ in track(_in_turn(turns), "training", total, enabled=progress):
+            pass
 
 
-def _alone(training: Training, objective: Objective) -> Generator[bool, None, None]:
-    batches = as_batches(training.data, "data", training.tuning.batch_size)
+def _alone(training: Training, objective: Objective) -> Generator[None, None, None]:
+    phase = Phase(as_batches(training.data, "data", training.tuning.batch_size), "data")
     return _steps(
-        training.model, lambda epoch: [Phase(batches, "data")], training.tuning, objective, None, training.after_epoch, training.keep
+        training.model, lambda epoch: [phase], training.tuning, objective, None, training.after_epoch, training.keep, training.note_loss
     )
+
+
+def _in_turn(turns: Sequence[_Turn]) -> Iterator[None]:
+    running = list(turns)
+    while running:
+        for turn in list(running):
+            if turn.step():
+                yield
+            else:
+                running.remove(turn)
+
+
+class _Turn:
+    """One of several trainings: on CUDA with a stream of its own, on the CPU with random numbers of its own."""
+
+    def __init__(self, steps: Generator[None, None, None], device: torch.device) -> None:
+        self.steps = steps
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.generators: Generators | None = None
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(device))
+
+    def step(self) -> bool:
+        """False where there was none left."""
+        if self.stream is not None:
+            with torch.cuda.stream(self.stream):
+                return self._step()
+        if self.generators is not None:
+            self.generators.restore()
+        went = self._step()
+        self.generators = Generators.now()
+        return went
+
+    def _step(self) -> bool:
+        return next(self.steps, self) is None
+
+    def join(self) -> None:
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
 
 
 @dataclass(frozen=True)
@@ -248,8 +284,9 @@ def _steps(
     hold: Callable[[Optimizer], AbstractContextManager[None]] | None,
     after_epoch: Callable[[int], bool | None] | None,
     keep: str | os.PathLike[str] | None,
-) -> Generator[bool, None, None]:
-    """A training as a generator: a yield after every step, True where it ended an epoch."""
+    note_loss: Callable[[int, float], None] | None = None,
+) -> Generator[None, None, None]:
+    """A training as a generator: a yield after every step, the last of an epoch when all is done that belongs to the epoch."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be trained")
@@ -262,32 +299,40 @@ def _steps(
         optimizer = _optimizer(trainable, tuning)
         if hold is not None:
             stack.enter_context(hold(optimizer))
-        settings, device = _settings(tuning, sum(len(phase.batches) for parts in plan for phase in parts)), device_of(model)
-        done = checkpoints.load(keep, model, optimizer, settings, device) if keep is not None and os.path.exists(keep) else 0
+        device, done = device_of(model), 0
+        settings: dict[str, str] = {}
+        if keep is not None:
+            settings = _settings(tuning, optimizer, [sum(len(phase.batches) for phase in parts) for parts in plan])
+            done = checkpoints.load(keep, model, optimizer, settings, device) if os.path.exists(keep) else 0
         update = _Update(model, tuning, objective, optimizer)
         for epoch, parts in enumerate(plan[done:], start=done):
-            for _ in _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done):
-                yield False
-            if keep is not None:
-                checkpoints.save(keep, model, optimizer, epoch + 1, settings, device)
+            loss = yield from _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done)
+            if note_loss is not None:
+                note_loss(epoch + 1, loss)
             ended = after_epoch is not None and after_epoch(epoch + 1)
-            yield True
+            # Not before: what comes after an epoch may draw random numbers, and has to be repeated where it was not finished.
+            if keep is not None:
+                checkpoints.save(keep, model, optimizer, len(plan) if ended else epoch + 1, settings, device)
+            yield
             if ended:
                 break
 
 
 def _epoch(
     model: nn.Module, phases: Sequence[Phase], epoch: int, tuning: Tuning, objective: Objective, update: _Update, check: bool
-) -> Iterator[None]:
-    """One epoch, a yield after every step but the last. Data are looked at where `check` is set: it costs time, and on a GPU a wait."""
+) -> Generator[None, None, float]:
+    """One epoch, a yield after every step but the last; its mean loss. Data are looked at where `check` is set: it costs time, and on a
+    GPU a wait."""
     device, length, done = device_of(model), sum(len(phase.batches) for phase in phases), 0
     normalises = any(isinstance(module, _BatchNorm) for module in model.modules())
     # Kept on the device and read once an epoch: reading it at every step would make a GPU wait.
     noted = torch.zeros(length, device=device)
+    left_out = 0
     for phase in phases:
-        replays = update.replays(phase, device)
-        if check and replays is not None:
-            _look_at(model, phase, objective)
+        with seeded(tuning.seed, device):  # reading may draw random numbers, and these are not the training's
+            replays = update.replays(phase, device)
+            if check and replays is not None:
+                _look_at(model, phase, objective)
         losses: Losses = objective.per_sample if check and replays is None else objective.losses
         if replays is not None and phase.batches.rows is not None:
             batches: Iterable[Any] = phase.batches.rows.shuffled(tuning.seed + epoch, device)
@@ -295,6 +340,7 @@ def _epoch(
             batches = (screened(phase.batches, phase.argument, objective) if check else phase.batches).shuffled(tuning.seed + epoch)
         for iteration, batch in enumerate(batches):
             if normalises and 0 < iteration == len(phase.batches) - 1 and batch_size(batch) == 1:
+                left_out += 1
                 continue  # a lone last sample has no variance, BatchNorm would refuse it
             update.set_rate(tuning.schedule.rate(epoch + (done + iteration) / length))
             loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
@@ -304,14 +350,22 @@ def _epoch(
         done += len(phase.batches)
     if len(bad := torch.nonzero(~torch.isfinite(noted))):
         raise DivergedError(f"the loss is no longer finite: epoch {epoch + 1}, iteration {int(bad[0]) + 1} of {length}")
+    return float(noted.sum()) / (length - left_out)
 
 
-def _settings(tuning: Tuning, steps: int) -> str:
-    """What makes a training the same one. The schedule by its rates: its name need not tell."""
-    held = {field.name: getattr(tuning, field.name) for field in dataclasses.fields(tuning) if field.name not in ("schedule", "optimizer")}
-    rates = [f"{tuning.schedule.rate(epoch):g}" for epoch in range(tuning.schedule.epochs)]
-    runs = ", ".join(f"{len(list(equal))}x{rate}" for rate, equal in itertools.groupby(rates))
-    return f"{steps} steps, rates by epoch {runs}, " + ", ".join(f"{name} {value}" for name, value in held.items())
+def _settings(tuning: Tuning, optimizer: Optimizer, steps: Sequence[int]) -> dict[str, str]:
+    """What makes a training the same one. The schedule by its rates, the optimizer by what it holds: their names need not tell."""
+    rates = [[tuning.schedule.rate(epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
+    runs = ", ".join(f"{len(list(equal))}x{rate:g}" for rate, equal in itertools.groupby(of_epoch[0] for of_epoch in rates))
+    digest = hashlib.sha256(repr(rates).encode()).hexdigest()[:8]
+    how = ("params", "lr", "foreach", "fused", "capturable", "differentiable")  # set by the loop, or for speed alone
+    groups = [{name: value for name, value in group.items() if name not in how} for group in optimizer.param_groups]
+    return {
+        "steps": str(sum(steps)),
+        "rates": f"{runs} by epoch ({digest})",
+        "optimizer": f"{type(optimizer).__name__} {groups}",
+        **{name: str(getattr(tuning, name)) for name in ("batch_size", "freeze", "seed", "eval_mode", "precision")},
+    }
 
 
 class _Update:
@@ -323,7 +377,8 @@ class _Update:
         self._rate: float | None = None
 
     def __call__(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
-        with torch.autocast(device_of(self.model).type, torch.bfloat16, enabled=self.tuning.precision == "bfloat16"):
+        low = self.tuning.precision == "bfloat16"
+        with torch.autocast(device_of(self.model).type, torch.bfloat16) if low else nullcontext():  # else as the caller has it
             loss = (phase.loss or partial(_mean_loss, self.objective))(self.model, batch, losses)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -346,13 +401,20 @@ class _Update:
         if device.type != "cuda" or rows is None or phase.loss is not None or self.tuning.optimizer is not None:
             return None
         if key not in self._replays:
-            on_device = all(tensor.device == device for tensor in tensors(rows.read(torch.zeros(1, dtype=torch.int64, device=device))))
             step = partial(self._from_rows, phase, rows)
-            self._replays[key] = Replays(step, partial(self.optimizer.zero_grad, set_to_none=True)) if on_device else None
+            self._replays[key] = Replays(step, partial(self.optimizer.zero_grad, set_to_none=True)) if _on_device(rows, device) else None
         return self._replays[key]
 
     def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
         return self(phase, rows.read(chosen), self.objective.losses)
+
+
+def _on_device(rows: Rows, device: torch.device) -> bool:
+    try:
+        one = rows.read(torch.zeros(1, dtype=torch.int64, device=device))
+    except Exception:  # a dataset of one's own that cannot take rows from there
+        return False
+    return all(tensor.device == device for tensor in tensors(one))
 
 
 def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:

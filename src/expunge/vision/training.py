@@ -1,28 +1,31 @@
-"""Train networks of the zoo by a recipe: several side by side, their state kept after every epoch, their accuracies on the way."""
+"""Train networks of the zoo by a recipe: several side by side, their state kept after every epoch, their curves on the way."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from expunge.artifacts import save_tensors, weights_digest
+from expunge.artifacts import load_tensors, save_tensors, weights_digest, write_json
 from expunge.errors import InputError
 from expunge.metrics import accuracy
 from expunge.modes import seeded
-from expunge.tuning import Training, train_together
+from expunge.tuning import Precision, Training, train_together
 from expunge.vision.augmentation import Augmentation
-from expunge.vision.datasets import Images
+from expunge.vision.datasets import Images, ImageSet
 from expunge.vision.networks import NETWORKS
 from expunge.vision.recipes import Recipe
+from expunge.vision.scenarios import category
 
 EVALUATION_BATCH = 1000
+KIND = "model"
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,21 @@ class Job:
     seed: int
 
 
+class Point(NamedTuple):
+    """After an epoch: the accuracies on the watched data, and the mean loss of the epoch's steps."""
+
+    epoch: int
+    accuracies: dict[str, float]
+    loss: float | None
+
+
 @dataclass
 class Trained:
-    """A network at the end of its training; `curve` is (epoch, accuracies) on the watched data."""
+    """A network, at the end of its training or on the way there."""
 
     job: Job
     model: nn.Module
-    curve: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    curve: list[Point] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
@@ -79,6 +90,24 @@ def build(network: str, classes: int, channels: int, seed: int, device: torch.de
     return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model  # type: ignore[call-overload]
 
 
+def plan(
+    dataset: str, network: str, images: ImageSet, seeds: Sequence[int], without: int | None = None, augment: bool = False
+) -> tuple[list[Job], dict[str, Any]]:
+    """A job for every seed, named by all that makes its data others, and what to watch.
+
+    `without` leaves a class out, and watches the others and the class ("remain" and "forget") instead of the whole test set.
+    """
+    # A crop may begin anywhere within an eighth of the image: 4 of CIFAR's 32 pixels.
+    data: Dataset[Any] = Augmented(images.train, Augmentation(images.size[0] // 8)) if augment else images.train
+    name = f"{Path(dataset).name}-{network}"
+    watch: dict[str, Any] = {"test": images.test}
+    if without is not None:
+        scenario = category(data, without, test=images.test)
+        data, watch, name = scenario.retrain, dict(scenario.tests), f"{name}-without{without}"
+    name += "-augmented" if augment else ""
+    return [Job(f"{name}-seed{seed}", data, seed) for seed in seeds], watch
+
+
 def train_networks(
     network: str,
     classes: int,
@@ -87,55 +116,102 @@ def train_networks(
     recipe: Recipe,
     *,
     device: torch.device,
-    precision: Literal["float32", "bfloat16"] = "float32",
+    precision: Precision = "float32",
+    compiled: bool = False,
     watch: Mapping[str, Any] | None = None,
     every: int = 1,
     out: str | os.PathLike[str] | None = None,
-    progress: bool = False,
+    about: Mapping[str, Any] | None = None,
+    noted: Callable[[Trained], None] | None = None,
 ) -> list[Trained]:
     """Train one network a job, all at once; data on the device make a step one CUDA graph.
 
-    `watch` names data whose accuracies are noted after `every` so many epochs and at the end. In the folder `out` each job keeps its state
-    in `NAME.training.safetensors`, from which a training that was stopped goes on, and its weights in `NAME.safetensors` when it is done.
+    `watch` names data whose accuracies are noted after `every` so many epochs and at the end; `noted` is called after each. In the folder
+    `out` each job keeps its state in `NAME.training.safetensors`, from which a training that was stopped goes on, its curve, its settings
+    and `about` in `NAME.json`, and its weights in `NAME.safetensors` when it is done. `compiled` trains through torch.compile.
     """
     if not jobs or len({job.name for job in jobs}) != len(jobs):
         raise InputError("jobs", "must be one or more, of different names", [job.name for job in jobs])
+    settings = {"network": network, "classes": classes, "channels": channels, "recipe": asdict(recipe), "precision": precision}
+    settings |= {"compiled": compiled, "torch": torch.__version__, **(about or {})}
     trained = [Trained(job, build(network, classes, channels, job.seed, device)) for job in jobs]
+    logs = [_Log(each, watch or {}, every, recipe.epochs, None if out is None else Path(out), settings, noted) for each in trained]
     train_together(
         [
             Training(
-                each.model,
+                torch.compile(each.model) if compiled else each.model,  # type: ignore[arg-type]
                 each.job.data,
                 recipe.tuning(each.job.seed, precision),
-                _noting(each, watch or {}, every, recipe.epochs),
-                None if out is None else Path(out) / f"{each.job.name}.training.safetensors",
+                log.after_epoch,
+                log.state,
+                log.note_loss,
             )
-            for each in trained
+            for each, log in zip(trained, logs, strict=True)
         ],
-        progress=progress,
     )
-    for each in trained:
-        if not each.curve:  # a training found finished in its file
-            _note(each, watch or {}, recipe.epochs)
+    for each, log in zip(trained, logs, strict=True):
+        log.finish()
         if out is not None:
             save_network(Path(out) / f"{each.job.name}.safetensors", each.model, network, classes, channels)
     return trained
 
 
+class _Log:
+    """Notes the curve of a training, in a file too where there is a folder for it; there it goes on where it stopped."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        watch: Mapping[str, Any],
+        every: int,
+        epochs: int,
+        folder: Path | None,
+        settings: Mapping[str, Any],
+        noted: Callable[[Trained], None] | None,
+    ) -> None:
+        self.trained, self.watch, self.every, self.epochs = trained, watch, every, epochs
+        self.settings, self.noted = settings, noted
+        self.loss: float | None = None
+        self.state = None if folder is None else folder / f"{trained.job.name}.training.safetensors"
+        self.file = None if folder is None else folder / f"{trained.job.name}.json"
+        if self.state is not None and self.state.exists() and self.file is not None and self.file.exists():
+            trained.curve = [Point(*point) for point in json.loads(self.file.read_text())["curve"]]
+
+    def note_loss(self, epoch: int, mean: float) -> None:
+        self.loss = mean
+
+    def after_epoch(self, epoch: int) -> None:
+        if epoch % self.every and epoch != self.epochs:
+            return
+        accuracies = {name: accuracy(self.trained.model, data, batch_size=EVALUATION_BATCH) for name, data in self.watch.items()}
+        # An epoch that was begun again is noted again.
+        self.trained.curve[:] = [point for point in self.trained.curve if point.epoch < epoch] + [Point(epoch, accuracies, self.loss)]
+        self._write()
+        if self.noted is not None:
+            self.noted(self.trained)
+
+    def finish(self) -> None:
+        """The last point is missing where a training was found finished, but not its curve."""
+        if not self.trained.curve or self.trained.curve[-1].epoch != self.epochs:
+            self.after_epoch(self.epochs)
+        self._write({"digest": self.trained.digest})
+
+    def _write(self, more: Mapping[str, Any] | None = None) -> None:
+        if self.file is not None:
+            write_json(self.file, {**self.settings, "seed": self.trained.job.seed, "curve": self.trained.curve, **(more or {})})
+
+
 def save_network(path: Path, model: nn.Module, network: str, classes: int, channels: int) -> Path:
     """The weights, with what is needed to build the network again."""
-    metadata = {"kind": "model", "network": network, "classes": str(classes), "channels": str(channels), "digest": weights_digest(model)}
+    metadata = {"kind": KIND, "network": network, "classes": str(classes), "channels": str(channels), "digest": weights_digest(model)}
     return save_tensors(path, model.state_dict(), metadata)
 
 
-def _noting(trained: Trained, watch: Mapping[str, Any], every: int, epochs: int) -> Any:
-    def after_epoch(epoch: int) -> None:
-        if epoch % every == 0 or epoch == epochs:
-            _note(trained, watch, epoch)
-
-    return after_epoch
-
-
-def _note(trained: Trained, watch: Mapping[str, Any], epoch: int) -> None:
-    found = {name: accuracy(trained.model, data, batch_size=EVALUATION_BATCH) for name, data in watch.items()}
-    trained.curve.append((epoch, found))
+def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
+    """A network that was saved by `save_network`, in eval mode."""
+    tensors, metadata = load_tensors(path, KIND)
+    if metadata.get("network") not in NETWORKS:
+        raise InputError("path", f"must hold one of the networks {', '.join(NETWORKS)}", metadata.get("network", "a model of no name"))
+    model = build(metadata["network"], int(metadata["classes"]), int(metadata["channels"]), 0, torch.device(device))
+    model.load_state_dict(tensors)
+    return model.eval()

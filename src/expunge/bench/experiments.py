@@ -1,0 +1,297 @@
+"""The paper's tables and figures as lists of cells, and the profiles they are run in: all of it data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from expunge.bench.cells import Cell
+from expunge.bench.paper import GOOGLENET, ORIGINAL, RESNET20
+from expunge.errors import InputError
+from expunge.methods import METHODS
+from expunge.tuning import Tuning
+from expunge.vision.recipes import recipe_for
+
+REFERENCE, CONTROL = "retrain", "mask-classifier"
+PAPER_METHODS = (REFERENCE, "finetune", "random-mask", "tf-idf-mask", "fisher-noise", "activation-mask", "fisher-mask")
+OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere here gets its row in every table
+    CONTROL,
+    "newton-noise",
+    "influence",
+    "ssd",
+    "gradient-ascent",
+    "neg-grad-plus",
+    "random-labels",
+    "salun",
+    "bad-teacher",
+    "scrub",
+)
+CATEGORY = {"kind": "category", "label": 0}  # the paper removes the first
+RATIOS = (0.15, 0.20, 0.25)
+SHARES = (0.1, 0.3, 0.5)
+RATES = (0.1, 0.01, 0.001)
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A size of the experiments. `models` are DATASET/NETWORK: tables 1 and 2 take all of them, everything else the first.
+
+    `settings` are those of single methods, as written, where their defaults do not suit the data, with "tuning" for their training.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    seeds: tuple[int, ...]
+    training: Settings = field(default_factory=dict)  # changes of the dataset's recipe
+    tuning_epochs: int = 5
+    validation: float = 0.0
+    precision: str = "float32"
+    poison: Settings = field(default_factory=lambda: {"n": 200, "trigger": 4})
+    remain_fraction: float = 0.001
+    ratios: tuple[float, ...] = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12)
+    relearn: Settings = field(default_factory=lambda: {"rate": 0.1, "limit": 40})
+    influence_models: tuple[str, ...] = ()  # beside the first model
+    settings: Mapping[str, Settings] = field(default_factory=dict)
+
+
+# SSD's threshold of 10 is the ceiling of F_f/F where a tenth of the data is forgotten; this one is 10 against the remain data alone.
+SSD = {"threshold": 5.26}
+
+
+def _steady(rate: float, **other: Any) -> dict[str, Any]:
+    return {"schedule": "constant", "rate": rate, "epochs": 5, "weight_decay": 5e-4, **other}
+
+
+SMOKE = Profile(
+    name="smoke",
+    models=("digits/resnet8",),
+    seeds=(666, 777),
+    training={"epochs": 30},
+    validation=0.2,
+    poison={"n": 60, "trigger": 2, "value": "white"},  # digits are black in the corner anyway
+    remain_fraction=0.05,  # 54 samples: about as many as the paper's 0.1 %
+    relearn={"rate": 0.01, "limit": 20},
+    settings={
+        "ssd": SSD,
+        "gradient-ascent": {"tuning": _steady(1e-3)},
+        "neg-grad-plus": {"remain_weight": 0.9, "tuning": _steady(0.01, momentum=0.0)},
+        "random-labels": {"tuning": _steady(3e-4, optimizer="adam")},
+        "salun": {"tuning": _steady(0.013)},
+        "bad-teacher": {"tuning": _steady(3e-4, optimizer="adam")},
+        "scrub": {"forget_batch_size": 32, "tuning": _steady(5e-3)},
+    },
+)
+PAPER = Profile(
+    name="paper",
+    models=(RESNET20, GOOGLENET),
+    seeds=(666, 777, 888),
+    precision="bfloat16",
+    influence_models=("cifar100/resnet50_cifar",),
+    settings={"ssd": SSD},
+)
+PROFILES = {profile.name: profile for profile in (SMOKE, PAPER)}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell and its place: the block of its model, a section of the table, and the row, a method's name or "original" for w*."""
+
+    cell: Cell
+    block: str
+    section: str
+    row: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`views` are ways to look at the results, each a table; see `tables.VIEWS`."""
+
+    name: str
+    title: str
+    views: tuple[str, ...]
+    entries: Callable[[Profile], Iterator[Entry]]
+
+
+def _accepts(name: str, reading: str, setting: str) -> Any:
+    """The parameter of that setting, or None."""
+    kind: Any = METHODS[name]
+    return inspect.signature(kind.as_released if reading == "released" else kind).parameters.get(setting)
+
+
+def _readings(name: str) -> tuple[str, ...]:
+    return ("text", "released") if hasattr(METHODS[name], "as_released") else ("text",)
+
+
+def methods(without: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """(name, reading), the paper's first, then every other of METHODS."""
+    names = [*PAPER_METHODS, *(name for name in METHODS if name not in PAPER_METHODS)]
+    return [(name, reading) for name in names if name not in without for reading in _readings(name)]
+
+
+def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
+    """The paper's methods are fine-tuned alike, by the schedule replayed, and so is one made for that; others have a training of their own."""
+    if name == REFERENCE:
+        return None
+    if reading == "text" and "tuning" in profile.settings.get(name, {}):
+        return profile.settings[name]["tuning"]
+    parameter = _accepts(name, reading, "tuning")
+    if parameter is None or (name not in PAPER_METHODS and parameter.default is None):
+        return None
+    if name in PAPER_METHODS or parameter.default == Tuning():
+        return {"schedule": "replayed", "epochs": profile.tuning_epochs}
+    return {"schedule": "own", "epochs": parameter.default.schedule.epochs}
+
+
+def _cells(profile: Profile, model: str, scenario: Settings, name: str, reading: str, ratio: float | None = None) -> Iterator[Cell]:
+    dataset, _, network = model.partition("/")
+    recipe = replace(recipe_for(dataset), **profile.training)
+    method: dict[str, Any] = {"name": name, "reading": reading}
+    if _accepts(name, reading, "ratio") is not None:
+        method["ratio"] = recipe.mask_ratio if ratio is None else ratio
+    if reading == "text":
+        method |= {setting: value for setting, value in profile.settings.get(name, {}).items() if setting != "tuning"}
+    tuning = _tuning(profile, name, reading)
+    if scenario.get("remain_count") == 0 and tuning is not None and tuning["schedule"] == "replayed":
+        tuning = None
+    told = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(recipe).items()}
+    for seed in profile.seeds:
+        yield Cell(dataset, network, scenario, method, seed, told, tuning, profile.validation, profile.precision)
+
+
+def _original(profile: Profile, scenario: Settings, section: str) -> Iterator[Entry]:
+    """The row of w*, read off the cells of the retrained network."""
+    for cell in _cells(profile, profile.models[0], scenario, REFERENCE, "text"):
+        yield Entry(cell, profile.models[0], section, ORIGINAL)
+
+
+def _table1(profile: Profile) -> Iterator[Entry]:
+    for model in profile.models:
+        for name, reading in methods():
+            for cell in _cells(profile, model, CATEGORY, name, reading):
+                yield Entry(cell, model, "", name)
+
+
+def _table2(profile: Profile) -> Iterator[Entry]:
+    return (entry for entry in _table1(profile) if entry.cell.tuning is not None)
+
+
+def _table3(profile: Profile) -> Iterator[Entry]:
+    """What has a mask ratio in a section for each, the rest above; TF-IDF and FisherNoise remove categories, says the paper."""
+    model, scenario = profile.models[0], {"kind": "poisoned", **profile.poison}
+    listed = methods(without=("tf-idf-mask", "fisher-noise", "newton-noise", "influence", CONTROL))
+    yield from _original(profile, scenario, "")
+    for name, reading in listed:
+        if _accepts(name, reading, "ratio") is None:
+            for cell in _cells(profile, model, scenario, name, reading):
+                yield Entry(cell, model, "", name)
+    for ratio in RATIOS:
+        for name, reading in listed:
+            if _accepts(name, reading, "ratio") is not None:
+                for cell in _cells(profile, model, scenario, name, reading, ratio):
+                    yield Entry(cell, model, f"ratio {ratio:.2f}", name)
+
+
+def _table4(profile: Profile) -> Iterator[Entry]:
+    model = profile.models[0]
+    for share in SHARES:
+        scenario, section = {"kind": "mislabelled", "fraction": share}, f"{100 * share:.0f} %"
+        yield from _original(profile, scenario, section)
+        for name, reading in methods(without=("tf-idf-mask", "fisher-noise", "newton-noise", "influence", CONTROL)):
+            for cell in _cells(profile, model, scenario, name, reading):
+                yield Entry(cell, model, section, name)
+
+
+def _table5(profile: Profile) -> Iterator[Entry]:
+    model, needing = profile.models[0], {*OTHERS, REFERENCE, "finetune", "fisher-noise"} - {CONTROL, "gradient-ascent"}
+    yield from _original(profile, CATEGORY, "")
+    for name, reading in methods(without=tuple(needing)):
+        for cell in _cells(profile, model, {**CATEGORY, "remain_count": 0}, name, reading):
+            yield Entry(cell, model, "no remain data", name)
+    some = {**CATEGORY, "remain_fraction": profile.remain_fraction}
+    for name, reading in methods(without=(REFERENCE, CONTROL, "gradient-ascent")):
+        for cell in _cells(profile, model, some, name, reading):
+            yield Entry(cell, model, f"{100 * profile.remain_fraction:g} % remain data", name)
+
+
+def _influence(profile: Profile) -> Iterator[Entry]:
+    """Finetune and FisherMask are table 1's; the Newton step is not followed by fine-tuning."""
+    for model in (profile.models[0], *profile.influence_models):
+        for name in ("finetune", "influence", "fisher-mask"):
+            for reading in _readings(name):
+                for cell in _cells(profile, model, CATEGORY, name, reading):
+                    yield Entry(cell, model, "", name)
+
+
+def _relearn(profile: Profile) -> Iterator[Entry]:
+    model = profile.models[0]
+    for name, reading in methods(without=tuple({*OTHERS} - {CONTROL})):
+        for cell in _cells(profile, model, CATEGORY, name, reading):
+            yield Entry(replace(cell, relearn=dict(profile.relearn)), model, "", name)
+
+
+def _schedule(profile: Profile) -> Iterator[Entry]:
+    model = profile.models[0]
+    for name in ("finetune", "activation-mask", "fisher-mask"):
+        for reading in _readings(name):
+            for cell in _cells(profile, model, CATEGORY, name, reading):
+                yield Entry(cell, model, "replayed", name)
+                for rate in RATES:
+                    constant = {"schedule": "constant", "rate": rate, "epochs": profile.tuning_epochs}
+                    yield Entry(replace(cell, tuning=constant), model, f"constant {rate:g}", name)
+
+
+def _ratio(profile: Profile) -> Iterator[Entry]:
+    model = profile.models[0]
+    for ratio in profile.ratios:
+        for reading in _readings("fisher-mask"):
+            for cell in _cells(profile, model, CATEGORY, "fisher-mask", reading, ratio):
+                yield Entry(cell, model, f"ratio {ratio:.2f}", "fisher-mask")
+
+
+EXPERIMENTS = {
+    each.name: each
+    for each in (
+        Experiment("table1", "Remove a full category", ("masked", "best", "last"), _table1),
+        Experiment("table2", "Fluctuation during fine-tuning", ("stability",), _table2),
+        Experiment("table3", "Remove poisoned samples", ("best", "last"), _table3),
+        Experiment("table4", "Remove wrongly labelled samples", ("best", "last"), _table4),
+        Experiment("table5", "With limited remain data", ("best", "last"), _table5),
+        Experiment("fig-influence", "Forget accuracy during unlearning", ("forget by epoch",), _influence),
+        Experiment("fig-relearn", "Re-learn time", ("relearn",), _relearn),
+        Experiment("fig-schedule", "Learning-rate schedules of fine-tuning", ("remain by epoch", "forget by epoch"), _schedule),
+        Experiment("fig-ratio", "Ratios of FisherMask", ("remain by epoch", "forget by epoch"), _ratio),
+    )
+}
+
+
+def profile_of(name: str, seeds: Sequence[int] = (), models: Sequence[str] = ()) -> Profile:
+    if name not in PROFILES:
+        raise InputError("profile", f"must be one of {', '.join(PROFILES)}", name)
+    profile = PROFILES[name]
+    for model in models:
+        if model.count("/") != 1:
+            raise InputError("models", "must be DATASET/NETWORK, such as cifar10/vgg16", model)
+    return replace(profile, seeds=tuple(seeds) or profile.seeds, models=tuple(models) or profile.models)
+
+
+def chosen(names: Sequence[str]) -> list[Experiment]:
+    """Experiments by name; "all" are all of them."""
+    for name in names:
+        if name != "all" and name not in EXPERIMENTS:
+            raise InputError("experiments", f"must be all, or some of {', '.join(EXPERIMENTS)}", name)
+    return [each for name, each in EXPERIMENTS.items() if name in names or "all" in names]
+
+
+def entries(experiment: Experiment, profile: Profile, only: Sequence[str] = (), listed: Sequence[str] = ("all",)) -> list[Entry]:
+    """The cells of an experiment whose label holds every word of `only`; `listed` are methods by name, "paper" or "all"."""
+    for name in listed:
+        if name not in ("all", "paper") and name not in METHODS:
+            raise InputError("methods", f"must be all, paper, or some of {', '.join(METHODS)}", name)
+    wanted = {*METHODS} if "all" in listed else {*listed} | ({*PAPER_METHODS, CONTROL} if "paper" in listed else set())
+    keep = {REFERENCE, *wanted} | ({"influence"} if experiment.name == "fig-influence" and "paper" in listed else set())
+    found = [entry for entry in experiment.entries(profile) if entry.cell.method["name"] in keep]
+    return [entry for entry in found if all(word in entry.cell.label.split() for word in only)]

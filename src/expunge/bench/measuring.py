@@ -1,0 +1,162 @@
+"""One cell from its two networks to its result."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from expunge import __version__, metrics
+from expunge.artifacts import weights_digest
+from expunge.batches import Data
+from expunge.bench.cells import Cell
+from expunge.bench.construction import method_of, parts, relearning_of, scenario_of
+from expunge.bench.models import Store, original, retrained
+from expunge.bench.results import NO_DATA
+from expunge.errors import ExpungeError, InputError
+from expunge.methods import Method, Run
+from expunge.metrics import Predictions
+from expunge.patches import Patch
+from expunge.unlearning import Record, unlearn
+from expunge.vision.networks import head
+from expunge.vision.scenarios import Scenario
+
+REFERENCE = "retrain"
+CLASSIFIER = "mask-classifier"
+BATCH = 1000  # of measuring accuracies; what methods measure with is cut by the method's own size
+
+
+def perform(cell: Cell, store: Store) -> dict[str, Any]:
+    """The result of a cell whose networks are in the store; a method that refuses or diverges is a result too."""
+    started = time.perf_counter()
+    result: dict[str, Any] = {"cell": cell.as_json(), "digest": cell.digest, "error": None, "history": []}
+    try:
+        result |= _measured(cell, store)
+    except ExpungeError as error:
+        result["error"] = reason(error)
+    return result | {"seconds": time.perf_counter() - started, **surroundings(store.device)}
+
+
+def reason(error: ExpungeError) -> str:
+    return f"{NO_DATA}: {error}" if isinstance(error, InputError) and error.argument == "data" else str(error)
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    versions = {"expunge": __version__, "torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {"versions": versions, "hardware": {"device": device.type, "name": name, "threads": torch.get_num_threads()}}
+
+
+def _measured(cell: Cell, store: Store) -> dict[str, Any]:
+    images = parts(cell.dataset, cell.validation, store.data, store.device)
+    scenario = scenario_of(cell.scenario, images, cell.seed)
+    before, reference = store.load(original(cell)), store.load(retrained(cell))
+    said = {"before": _said(before, scenario), "retrained": _said(reference, scenario)}
+    found: dict[str, Any] = {name: _accuracies(each) for name, each in said.items()}
+    if cell.method["name"] == REFERENCE:
+        after, history, patch, seconds = reference, _only_record(cell, reference, scenario), None, None
+    else:
+        kept = Kept(method_of(cell))
+        outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128)
+        after, history, patch, seconds = outcome.model, outcome.history, outcome.patch, outcome.seconds
+    on = metrics.best_epoch(history, "validation" if cell.validation else "test")
+    if cell.method["name"] != REFERENCE:
+        after.load_state_dict(kept.weights[on.epoch])
+    said["after"] = _said(after, scenario)
+    epochs = [_epoch(record) for record in history]
+    best = next(each for each in epochs if each["epoch"] == on.epoch)
+    by = {name: (metrics.agreement(each, other), metrics.divergence(each, other)) for name, each, other in _pairs(said)}
+    return found | {
+        "work_seconds": seconds,
+        "weights": {"before": weights_digest(before), "after": weights_digest(after), "retrained": weights_digest(reference)},
+        "masked": None if patch is None else _masked(epochs[0]),
+        "history": epochs,
+        "best": {"on": on.chosen_on, **{name: best[name] for name in ("epoch", "remain", "forget", "unlearn_score")}},
+        "last": epochs[-1],
+        "stability": asdict(metrics.stability(history)) if len(history) > 2 else None,
+        "relearn": None if cell.relearn is None else _relearned(cell, after, before, scenario),
+        "agreement": by["all"][0],
+        "divergence": by["all"][1],
+        "agreement_by": {name: value[0] for name, value in by.items() if name != "all"},
+        "divergence_by": {name: value[1] for name, value in by.items() if name != "all"},
+        "attack": metrics.attack_success(said["after"]["attack"]) if "attack" in said["after"] else None,
+        "class_accuracies": {name: _by_class(each, cell, images.classes) for name, each in said.items()},
+        "predicted": {name: list(metrics.predicted_shares(each["forget"]).values()) for name, each in said.items()},
+        "masked_share": None if patch is None else _shares(patch, before),
+    }
+
+
+class Kept:
+    """A method, and the weights after each of its epochs, kept on the CPU: `unlearn` gives the last ones."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+        self.weights: dict[int, dict[str, Tensor]] = {}
+
+    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None:
+        def after_epoch(epoch: int) -> None:
+            self.weights[epoch] = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
+            run.after_epoch(epoch)
+
+        return self.method(model, forget, remain, replace(run, after_epoch=after_epoch))
+
+
+def _said(model: nn.Module, scenario: Scenario) -> dict[str, Predictions]:
+    return {name: metrics.logits(model, data, batch_size=BATCH) for name, data in scenario.tests.items()}
+
+
+def _accuracies(said: Mapping[str, Predictions]) -> dict[str, Any]:
+    remain, forget = metrics.accuracy_of(said["remain"]), metrics.accuracy_of(said["forget"])
+    attack = {"attack": metrics.attack_success(said["attack"])} if "attack" in said else {}
+    return {"remain": remain, "forget": forget, "unlearn_score": metrics.unlearn_score(remain, forget), **attack}
+
+
+def _epoch(record: Record) -> dict[str, Any]:
+    found = {name.replace(" ", "_"): value for name, value in record.accuracies.items() if name != "validation attack"}
+    return {"epoch": record.epoch, **found, "unlearn_score": record.unlearn_score, "seconds": record.seconds}
+
+
+def _masked(first: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: first[name] for name in ("remain", "forget", "unlearn_score", "attack") if name in first}
+
+
+def _only_record(cell: Cell, model: nn.Module, scenario: Scenario) -> list[Record]:
+    """The retrained network's history is its last epoch: it was not chosen among several."""
+    found = {name: metrics.accuracy(model, data, batch_size=BATCH) for name, data in scenario.watch.items()}
+    return [Record(cell.recipe["epochs"], found, metrics.unlearn_score(found["remain"], found["forget"]), 0.0)]
+
+
+def _pairs(said: Mapping[str, Mapping[str, Predictions]]) -> list[tuple[str, Predictions, Predictions]]:
+    """What the network says beside what the retrained one says: on remain and on forget data, and on all of them."""
+    found = [(name, said["after"][name], said["retrained"][name]) for name in ("remain", "forget")]
+    return [*found, ("all", _joined(said["after"]), _joined(said["retrained"]))]
+
+
+def _joined(said: Mapping[str, Predictions]) -> Predictions:
+    both = (said["remain"], said["forget"])
+    return Predictions(torch.cat([each.logits for each in both]), torch.cat([each.targets for each in both]))
+
+
+def _by_class(said: Mapping[str, Predictions], cell: Cell, classes: int) -> list[float | None]:
+    """On the test set: its classes are apart in remain and forget where a category is forgotten, all of it is "remain" elsewhere."""
+    found = metrics.class_accuracies(_joined(said) if cell.scenario["kind"] == "category" else said["remain"])
+    return [found.get(label) for label in range(classes)]
+
+
+def _shares(patch: Patch, model: nn.Module) -> dict[str, float]:
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    edited = {name: patch.edits[name].indices.numel() if name in patch.edits else 0 for name in sizes}
+    return {name: edited[name] / size for name, size in sizes.items()}
+
+
+def _relearned(cell: Cell, model: nn.Module, before: nn.Module, scenario: Scenario) -> dict[str, Any]:
+    """The paper fixes the network of MaskClassifier and re-learns its classifier alone."""
+    only = head(model) if cell.method["name"] == CLASSIFIER else None
+    found = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only)
+    return {"epochs": found.epochs, "limit": found.limit}

@@ -1,0 +1,158 @@
+"""What a cell's run found, one JSON file a cell, and reading them back. Accuracies are fractions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from expunge.bench.cells import Cell
+from expunge.errors import InputError
+
+NO_DATA = "no data"
+
+
+@dataclass(frozen=True)
+class Accuracies:
+    """`attack`, where samples were poisoned: the share of triggered test images given the attacker's label."""
+
+    remain: float
+    forget: float
+    unlearn_score: float
+    attack: float | None = None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """After an epoch of fine-tuning; 0: after masking, before any. `seconds` of work so far."""
+
+    epoch: int
+    remain: float
+    forget: float
+    unlearn_score: float
+    seconds: float
+    attack: float | None = None
+    validation_remain: float | None = None
+    validation_forget: float | None = None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The epoch with the best unlearn score on the data it was chosen `on`; the accuracies are those on the test set."""
+
+    on: Literal["validation", "test"]
+    epoch: int
+    remain: float
+    forget: float
+    unlearn_score: float
+
+
+@dataclass(frozen=True)
+class Stability:
+    """Fluctuation over the epochs."""
+
+    remain: float
+    forget: float
+    unlearn_score: float
+
+
+@dataclass(frozen=True)
+class Relearn:
+    """Epochs until the forget loss is the original's again; None: not within `limit`."""
+
+    epochs: int | None
+    limit: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell and what came out of it; where there is an `error` (a method that says no, or no data) all measures may be None.
+
+    "after" is the network at the best epoch. `predicted` is where the forget samples go: the share given to each class. `agreement` and
+    `divergence` are with the retrained network on all test data; `agreement_by` and `divergence_by` on "remain" and "forget" alone.
+    """
+
+    cell: Cell
+    digest: str
+    experiments: tuple[str, ...]
+    seconds: float
+    work_seconds: float | None
+    versions: Mapping[str, str]
+    hardware: Mapping[str, Any]
+    weights: Mapping[str, str | None]
+    before: Accuracies | None
+    retrained: Accuracies | None
+    masked: Accuracies | None
+    history: tuple[Epoch, ...]
+    best: Best | None
+    last: Epoch | None
+    stability: Stability | None
+    relearn: Relearn | None
+    agreement: float | None
+    divergence: float | None
+    agreement_by: Mapping[str, float]
+    divergence_by: Mapping[str, float]
+    attack: float | None
+    class_accuracies: Mapping[str, Sequence[float | None]]
+    predicted: Mapping[str, Sequence[float]]
+    masked_share: Mapping[str, float] | None
+    error: str | None
+
+    @property
+    def final(self) -> bool:
+        """Whether the runner need not do it again: data that were missing may be there next time."""
+        return self.error is None or not self.error.startswith(NO_DATA)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Result:
+        def part(name: str, kind: Any) -> Any:
+            return None if content.get(name) is None else kind(**content[name])
+
+        return cls(
+            cell=Cell.from_json(content["cell"]),
+            digest=content["digest"],
+            experiments=tuple(content.get("experiments", ())),
+            seconds=content["seconds"],
+            work_seconds=content.get("work_seconds"),
+            versions=content["versions"],
+            hardware=content["hardware"],
+            weights=content.get("weights") or {},
+            before=part("before", Accuracies),
+            retrained=part("retrained", Accuracies),
+            masked=part("masked", Accuracies),
+            history=tuple(Epoch(**each) for each in content.get("history", ())),
+            best=part("best", Best),
+            last=part("last", Epoch),
+            stability=part("stability", Stability),
+            relearn=part("relearn", Relearn),
+            agreement=content.get("agreement"),
+            divergence=content.get("divergence"),
+            agreement_by=content.get("agreement_by") or {},
+            divergence_by=content.get("divergence_by") or {},
+            attack=content.get("attack"),
+            class_accuracies=content.get("class_accuracies") or {},
+            predicted=content.get("predicted") or {},
+            masked_share=content.get("masked_share"),
+            error=content.get("error"),
+        )
+
+
+def path_of(folder: str | os.PathLike[str], digest: str) -> Path:
+    """Where a profile's folder keeps a cell's result."""
+    return Path(folder) / "cells" / f"{digest}.json"
+
+
+def read(path: str | os.PathLike[str]) -> Result:
+    try:
+        return Result.from_json(json.loads(Path(path).read_bytes()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("results", f"{os.fspath(path)} must hold the result of a cell ({error!r})") from error
+
+
+def load(folder: str | os.PathLike[str]) -> list[Result]:
+    """All results of a profile's folder (the one that holds `cells/`), in the order of dataset, network, scenario, method and seed."""
+    found = [read(path) for path in (Path(folder) / "cells").glob("*.json")]
+    return sorted(found, key=lambda result: (result.cell.label, result.digest))

@@ -1,0 +1,191 @@
+"""The runner: trains what is missing, runs every cell once, and can be stopped at any moment.
+
+    python -m expunge.bench.run CELLS.json --out results/paper [--models FOLDER] [--data FOLDER] [--device cuda] [--jobs 2]
+
+Any number of these may work on one folder, also on other lists of cells: each cell and each training is locked while it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from expunge.artifacts import write_json
+from expunge.bench.cells import Cell, digest_of
+from expunge.bench.locks import held
+from expunge.bench.measuring import perform, reason, surroundings
+from expunge.bench.models import Spec, Store, original, retrained
+from expunge.bench.results import Result, path_of, read
+from expunge.modes import one_thread
+
+WAIT = 0.2  # seconds before looking again whether another runner is done
+
+
+@dataclass(frozen=True)
+class Task:
+    """A cell, and the experiments that asked for it."""
+
+    cell: Cell
+    experiments: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {"cell": self.cell.as_json(), "experiments": list(self.experiments)}
+
+    @classmethod
+    def from_json(cls, content: Any) -> Task:
+        return cls(Cell.from_json(content["cell"]), tuple(content.get("experiments", ())))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where results and networks go, where datasets come from, and what computes."""
+
+    folder: Path
+    models: Path
+    data: str | None
+    device: torch.device
+
+    @property
+    def store(self) -> Store:
+        return Store(self.models, self.data, self.device)
+
+    def result(self, cell: Cell) -> Result | None:
+        path = path_of(self.folder, cell.digest)
+        return read(path) if path.exists() else None
+
+    def done(self, cell: Cell) -> bool:
+        found = self.result(cell)
+        return found is not None and found.final
+
+
+def chosen_device(name: str | None) -> torch.device:
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
+    found = {spec.digest: spec for cell in cells for spec in (original(cell), retrained(cell))}
+    return [spec for spec in found.values() if not store.holds(spec)]
+
+
+def run(tasks: Sequence[Task], place: Place, jobs: int = 1, say: Callable[[str], None] = lambda line: None) -> int:
+    """Do what is not done; the number of cells that broke. With several jobs as many processes share the work."""
+    if jobs > 1:
+        return _in_processes(tasks, place, jobs)
+    with one_thread() if place.device.type == "cpu" else torch.cuda.device(place.device):
+        return _Runner(tasks, place, say).run()
+
+
+class _Runner:
+    def __init__(self, tasks: Sequence[Task], place: Place, say: Callable[[str], None]) -> None:
+        self.place, self.store, self.say = place, place.store, say
+        self.total = len(tasks)
+        self.pending = [task for task in tasks if not self._noted(task)]
+        self.untrained: dict[str, str] = {}  # networks that cannot be trained, and why
+        self.broken = 0
+
+    def run(self) -> int:
+        while self.pending:
+            progressed = self._train() or self._cells()
+            self.pending = [task for task in self.pending if not self.place.done(task.cell)]
+            if self.pending and not progressed:
+                time.sleep(WAIT)
+        return self.broken
+
+    def _noted(self, task: Task) -> bool:
+        """Whether it is done; a result that another experiment asked for before is told that this one needs it too."""
+        found = self.place.result(task.cell)
+        if found is None or not found.final:
+            return False
+        if {*task.experiments} - {*found.experiments}:
+            path = path_of(self.place.folder, task.cell.digest)
+            with held(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
+                if free:
+                    content = json.loads(path.read_bytes())
+                    write_json(path, content | {"experiments": sorted({*content["experiments"], *task.experiments})})
+        return True
+
+    def _train(self) -> bool:
+        missing = [spec for spec in missing_networks((task.cell for task in self.pending), self.store) if spec.digest not in self.untrained]
+        if not missing:
+            return False
+        started = time.perf_counter()
+        trained, failed = self.store.train(missing)
+        self.untrained |= {digest: reason(error) for digest, error in failed.items()}
+        if trained:
+            self.say(f"trained {len(trained)} {trained[0].dataset} {trained[0].network}: {time.perf_counter() - started:.1f} s")
+        return bool(trained or failed)
+
+    def _cells(self) -> bool:
+        """One pass over what is left; cells whose networks another runner is training have to wait."""
+        progressed = False
+        for task in list(self.pending):
+            needed = (original(task.cell), retrained(task.cell))
+            refused = next((self.untrained[spec.digest] for spec in needed if spec.digest in self.untrained), None)
+            if refused is None and not all(self.store.holds(spec) for spec in needed):
+                continue
+            with held(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
+                if free and not self.place.done(task.cell):
+                    self._do(task, refused)
+                    progressed = True
+        return progressed
+
+    def _do(self, task: Task, refused: str | None) -> None:
+        started = time.perf_counter()
+        if refused is not None:
+            found = {"cell": task.cell.as_json(), "digest": task.cell.digest, "error": refused, "history": [], "seconds": 0.0}
+            found |= surroundings(self.place.device)
+        else:
+            try:
+                found = perform(task.cell, self.store)
+            except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
+                self.broken += 1
+                self.pending.remove(task)
+                self.say(f"BROKEN {task.cell.label}: {error!r}")
+                return
+        write_json(path_of(self.place.folder, task.cell.digest), found | {"experiments": list(task.experiments)})
+        if found["error"] is not None:
+            self.pending.remove(task)  # "no data" is not final, but it is for this run
+        told = "" if found["error"] is None else f" ({found['error']})"
+        self.say(f"{task.cell.label}: {time.perf_counter() - started:.1f} s{told}")
+
+
+def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
+    content = [task.as_json() for task in tasks]
+    path = write_json(place.folder / "asked" / f"{digest_of(content)}.json", content)
+    command = [sys.executable, "-m", "expunge.bench.run", str(path), "--out", str(place.folder), "--models", str(place.models)]
+    command += ["--device", str(place.device), *([] if place.data is None else ["--data", place.data])]
+    runners = [subprocess.Popen(command) for _ in range(jobs)]
+    try:
+        codes = [runner.wait() for runner in runners]
+    except BaseException:
+        for runner in runners:
+            runner.terminate()
+        raise
+    return sum(code != 0 for code in codes)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m expunge.bench.run", description="Run cells; what is done is skipped.")
+    parser.add_argument("cells", help="JSON list of cells, as `expunge bench run --dry-run --cells FILE` writes it")
+    parser.add_argument("--out", default="results", help="folder for the results")
+    parser.add_argument("--models", help="folder for the networks; default: models beside the results")
+    parser.add_argument("--data", help="folder of the datasets; default: EXPUNGE_DATA, else ./data")
+    parser.add_argument("--device", help="cuda or cpu; default: what there is")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
+    told = parser.parse_args(arguments)
+    tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
+    place = Place(Path(told.out), Path(told.models or Path(told.out) / "models"), told.data, chosen_device(told.device))
+    return 1 if run(tasks, place, told.jobs, lambda line: print(line, file=sys.stderr, flush=True)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
