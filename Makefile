@@ -9,6 +9,7 @@ demo: $(INSTALLED)
 	$(BIN)/expunge demo
 
 test: $(INSTALLED)
+	-tests/browser/install
 	$(BIN)/python -m pytest
 
 test-data: $(INSTALLED)
@@ -22,6 +23,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	benchmarks/install
 	PYTHONPATH=src .venv-bench/bin/python benchmarks/fisher_speed.py
+	PYTHONPATH=src OMP_WAIT_POLICY=active .venv-bench/bin/python benchmarks/training_share.py
 
 clean:
 	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

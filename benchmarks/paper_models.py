@@ -18,7 +18,7 @@ import torch
 
 from expunge.vision import datasets
 from expunge.vision.networks import NETWORKS
-from expunge.vision.recipes import RECIPES
+from expunge.vision.recipes import RECIPES, changed
 from expunge.vision.scenarios import category
 from expunge.vision.training import Job, train_networks
 
@@ -51,8 +51,7 @@ def main() -> None:
     if options.images:
         images = replace(images, train=images.train.take(torch.arange(options.images)))
     scenario = category(images.train, options.label, test=images.test)
-    recipe = RECIPES[options.dataset]
-    recipe = replace(recipe, epochs=options.epochs or recipe.epochs, rate=options.rate or recipe.rate)
+    recipe = changed(RECIPES[options.dataset], epochs=options.epochs, rate=options.rate)
     kinds = {"original": images.train, "retrained": scenario.remain}
     label = f"{options.dataset}-{options.network}"
     jobs = [

@@ -7,7 +7,19 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from expunge.batches import Batches, as_batches, batch_size, each_place, each_tensor, joined, take, tensors
+from expunge.batches import (
+    Batches,
+    OnDevice,
+    _read_by_all,
+    as_batches,
+    batch_size,
+    each_place,
+    each_tensor,
+    joined,
+    row_reader,
+    take,
+    tensors,
+)
 from expunge.errors import InputError
 from expunge.fisher import diagonal
 from tests.methods import cases
@@ -258,3 +270,43 @@ def test_sizes_that_do_not_fit(batch, message):
 
 def test_batches_have_a_length():
     assert len(Batches(lambda seed: iter([x]), 1)) == 1
+
+
+WITH_ROWS = ["tensor dataset", "subset", "concatenation", "whole batches", "whole batches, a part", "whole batches, concatenated"]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_rows_are_the_batches_in_the_same_order(name):
+    batches = as_batches(SAME[name](), batch_size=4)
+    assert (batches.rows is not None) == (name in [*WITH_ROWS, "batches"])
+    if batches.rows is not None:
+        by_rows = [batches.rows.read(rows) for rows in batches.rows.shuffled(3, torch.device("cpu"))]
+        for one, other in zip(by_rows, batches.shuffled(3), strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("cuts", [(3, 10), (1, 2, 9, 10), (10,)])
+def test_reading_by_all_parts_is_reading_each_by_its_own(cuts):
+    starts = [0, *cuts[:-1]]
+    parts = [TensorDataset(x[start:end], y[start:end]) for start, end in zip(starts, cuts, strict=True)]
+    for rows in (torch.arange(10), torch.tensor([9, 0, 5, 2, 2, 8])):
+        inputs, labels = _read_by_all([row_reader(part) for part in parts], list(cuts), rows)
+        assert torch.equal(inputs, x[rows]) and torch.equal(labels, y[rows])
+
+
+def test_parts_of_another_shape_are_not_mixed():
+    readers = [row_reader(TensorDataset(x)), row_reader(TensorDataset(x[:, :1]))]
+    with pytest.raises(ValueError, match=r"\(3,\) and \(1,\)"):  # torch.where would spread the one value over three
+        _read_by_all(readers, [10, 20], torch.arange(4))
+
+
+def test_a_subset_may_count_from_the_end():
+    held = ConcatDataset([TensorDataset(x[:3], y[:3]), TensorDataset(x[3:], y[3:])])
+    assert next(iter(as_batches(Subset(held, [-1, 0, -10]))))[1].tolist() == [9, 0, 0]
+
+
+def test_a_table_is_moved_once():
+    table = OnDevice(torch.arange(4))
+    assert table.at(torch.tensor([1])) is table.at(torch.tensor([2]))
+    elsewhere = torch.zeros(1, dtype=torch.int64, device="meta")
+    assert table.at(elsewhere).device.type == "meta" and table.at(elsewhere) is table.at(elsewhere)

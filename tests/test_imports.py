@@ -15,8 +15,8 @@ LAYERS = [
     {"methods"},
     {"unlearning"},
     {"vision"},
-    {"demo", "comparison"},
-    {"demo_report", "comparison_report", "training_report"},
+    {"demo", "comparison", "bench"},
+    {"demo_report", "comparison_report", "training_report", "report"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from expunge import masks
 from expunge.batches import as_batches
 from expunge.errors import DivergedError, InputError, ModelError
+from expunge.modes import Generators
 from expunge.objective import Objective
-from expunge.tuning import Constant, Phase, Steps, Tuning, replay, train, train_phases
+from expunge.tuning import Constant, Phase, Steps, Training, Tuning, replay, train, train_phases, train_together
 
 
 def data(samples: int = 40) -> TensorDataset:
@@ -167,6 +168,7 @@ BAD = {
     "base": lambda: Constant(base=0.0, epochs=1),
     "factor": lambda: Steps(factor=float("nan")),
     "batch_size": lambda: Tuning(batch_size=0),
+    "precision": lambda: Tuning(precision="float16"),
     "remain": lambda: train(network(), [], Tuning()),
 }
 
@@ -265,3 +267,99 @@ def test_only_masked_weights_move(optimizer):
     for name, value in before.named_parameters():
         assert name == "0.weight" or torch.equal(value, model.get_parameter(name)), name
     assert not model[0].weight._backward_hooks
+
+
+class Drawing(torch.utils.data.Dataset):
+    """Samples with noise of all three kinds of random numbers."""
+
+    def __init__(self, samples):
+        self.held = data(samples)
+
+    def __len__(self):
+        return len(self.held)
+
+    def __getitem__(self, index):
+        inputs, label = self.held[index]
+        return inputs + torch.randn(()) + numpy.random.normal() + random.random(), label
+
+
+SIDE_BY_SIDE = [
+    (network, Drawing(40), Tuning(Constant(0.1, 3), batch_size=7, seed=4)),
+    (network, data(25), Tuning(Steps(0.1, 5, (2.5,)), batch_size=6, seed=5)),
+    (lambda: network(1), Drawing(33), Tuning(Constant(0.01, 1), batch_size=8, seed=4, optimizer=torch.optim.Adam)),
+]
+
+
+def test_together_data_that_can_be_read_once_are_read_once():
+    model, alone = network(), network()
+    train_together([Training(model, iter([data(8)[:], data(6)[:]]), Tuning(Constant(0.1, 2)))])
+    train(alone, [data(8)[:], data(6)[:]], Tuning(Constant(0.1, 2)))
+    assert equal(model, alone)
+
+
+def test_together_each_ends_as_alone():
+    models = [build() for build, _, _ in SIDE_BY_SIDE]
+    before = Generators.now()
+    with torch.no_grad():
+        train_together([Training(model, *rest) for model, (_, *rest) in zip(models, SIDE_BY_SIDE, strict=True)])
+    assert before.same_as(Generators.now())
+    for model, (build, samples, tuning) in zip(models, SIDE_BY_SIDE, strict=True):
+        alone = build()
+        train(alone, samples, tuning)
+        assert equal(model, alone)
+
+
+def test_together_epochs_end_in_turn_and_any_may_end_its_training():
+    seen: list[tuple[str, int]] = []
+
+    def noting(name, last=99):
+        def after_epoch(epoch):
+            seen.append((name, epoch))
+            return epoch == last
+
+        return after_epoch
+
+    short, long, ended = (Training(network(), data(size), Tuning(Constant(0.1, 3), batch_size=10)) for size in (10, 40, 10))
+    trainings = [(short, noting("short")), (long, noting("long")), (ended, noting("ended", 2))]
+    train_together([Training(each.model, each.data, each.tuning, after) for each, after in trainings])
+    short_ones = [("short", 1), ("ended", 1), ("short", 2), ("ended", 2), ("short", 3)]
+    assert seen == [*short_ones, ("long", 1), ("long", 2), ("long", 3)]
+
+
+def test_together_one_failure_stops_all_and_leaves_nothing_behind():
+    bad = data()
+    bad.tensors[0][7, 2] = float("inf")
+    models = [network().eval(), network().eval()]
+    before = Generators.now()
+    with pytest.raises(InputError, match="data: .*finite"):
+        train_together([Training(models[0], data(), Tuning(seed=1)), Training(models[1], bad, Tuning(seed=2))])
+    assert before.same_as(Generators.now()) and not any(module.training for model in models for module in model.modules())
+
+
+def test_together_progress_counts_all_steps(capsys):
+    train_together([Training(network(), data(40), Tuning(Constant(0.1, epochs), batch_size=10)) for epochs in (1, 2)], progress=True)
+    assert capsys.readouterr().err.startswith("training: 12 steps")
+
+
+def test_the_mean_loss_of_an_epoch_is_that_of_its_steps():
+    noted, losses = [], []
+
+    def counting(logits, targets):
+        found = nn.functional.cross_entropy(logits, targets, reduction="none")
+        losses.append(float(found.detach().mean()))
+        return found
+
+    # Of 21 samples the last batch of ten is a lone one, which BatchNorm cannot take.
+    training = Training(network(), data(21), Tuning(Constant(0.1, 2), batch_size=10), note_loss=lambda *found: noted.append(found))
+    train_together([training], Objective(losses=counting))
+    assert noted == [(1, pytest.approx(sum(losses[:2]) / 2)), (2, pytest.approx(sum(losses[2:]) / 2))]
+
+
+def test_bfloat16_computes_low_and_keeps_the_weights_as_they_are():
+    model, noted, seen = network(), [], []
+    model[3] = nn.Identity()
+    model[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    tuning = Tuning(Constant(0.1, 20), batch_size=8, precision="bfloat16")
+    train_together([Training(model, data(), tuning, note_loss=lambda epoch, loss: noted.append(loss))])
+    assert {*seen} == {torch.bfloat16} and {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert noted[-1] < 0.8 * noted[0]

@@ -235,18 +235,10 @@ def _end_to_end(readers: list[Callable[[Tensor], Batch]], ends: list[int], argum
     """Rows of several datasets, one after the other: each reads its own, and the samples come back in the order asked for."""
     starts = [0, *ends[:-1]]
 
-    def read_all(rows: Tensor) -> Batch:
-        """Every dataset reads all rows, held to its own, and what belongs to others is not taken: nothing waits for the device."""
-        found = readers[0](rows.clamp(max=ends[0] - 1))
-        for reader, start, end in list(zip(readers, starts, ends, strict=True))[1:]:
-            own, theirs = reader((rows - start).clamp(0, end - start - 1)), rows >= start
-            found = each_place([found, own], partial(_chosen, theirs))
-        return found
-
     def read(rows: Tensor) -> Batch:
-        if rows.is_cuda:
-            return read_all(rows)
         rows = torch.where(rows < 0, rows + ends[-1], rows)
+        if rows.is_cuda:
+            return _read_by_all(readers, ends, rows)
         parts = torch.bucketize(rows, torch.tensor(ends), right=True)
         held = [readers[part](rows[parts == part] - starts[part]) for part in torch.unique(parts).tolist()]
         if len(held) == 1:
@@ -257,8 +249,19 @@ def _end_to_end(readers: list[Callable[[Tensor], Batch]], ends: list[int], argum
     return read
 
 
+def _read_by_all(readers: list[Callable[[Tensor], Batch]], ends: list[int], rows: Tensor) -> Batch:
+    """Every dataset reads all rows, held to its own, and what belongs to others is not taken: nothing waits for the device."""
+    found = readers[0](rows.clamp(max=ends[0] - 1))
+    for reader, start, end in zip(readers[1:], ends, ends[1:], strict=False):
+        own = reader((rows - start).clamp(0, end - start - 1))
+        found = each_place([found, own], partial(_chosen, rows >= start))
+    return found
+
+
 def _chosen(second: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """Of two tensors the second's samples where `second` says so."""
+    if parts[0].shape != parts[1].shape:
+        raise ValueError(f"samples of shape {tuple(parts[0].shape[1:])} and {tuple(parts[1].shape[1:])}")
     return torch.where(second.view(-1, *(1,) * (parts[0].dim() - 1)), parts[1], parts[0])
 
 

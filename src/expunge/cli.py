@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from expunge import __version__
+from expunge.bench.command import Bench, bench_command, run_bench
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,24 @@ def data_command(do: Literal["get"], name: str, /, data: str | None = None) -> D
     return Data(name, data)
 
 
+@dataclass(frozen=True)
+class Report:
+    """A folder of results, and the page it becomes."""
+
+    results: str
+    out: str
+
+
+def report_command(results: str, /, out: str = "report.html") -> Report:
+    """One page of a folder of results: tables, figures, the paper's numbers. It needs no network, and prints.
+
+    Args:
+        results: Folder that holds cells/, such as results/smoke.
+        out: The page.
+    """
+    return Report(results, out)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -125,14 +144,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     import tyro
 
+    # Said here, since tyro is not imported above.
+    report_command.__annotations__["out"] = Annotated[str, tyro.conf.arg(aliases=("-o",))]
     command = tyro.extras.subcommand_cli_from_dict(
-        {"demo": Demo, "compare": Compare, "train": Train, "data": data_command},
+        {"demo": Demo, "compare": Compare, "train": Train, "bench": bench_command, "report": report_command, "data": data_command},
         prog="expunge",
         description="Take data out of a trained network. `expunge --version` tells the version.",
         args=given,
     )
     try:
-        run(command)
+        return run(command) or 0
     except KeyboardInterrupt:
         print("expunge: stopped", file=sys.stderr)
         return 130
@@ -141,10 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"expunge: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
-def run(command: Demo | Compare | Train | Data) -> None:
+def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
     match command:
         case Demo():
             run_demo(command)
@@ -152,8 +172,21 @@ def run(command: Demo | Compare | Train | Data) -> None:
             run_compare(command)
         case Train():
             run_train(command)
+        case Bench(do="report"):
+            run_bench_report(command)
+        case Bench():
+            return run_bench(command)
+        case Report():
+            run_report(command)
         case Data():
             run_data(command)
+    return None
+
+
+def run_report(options: Report) -> None:
+    from expunge import report
+
+    print(report.write(options.results, options.out))
 
 
 def run_data(options: Data) -> None:
@@ -161,6 +194,12 @@ def run_data(options: Data) -> None:
 
     for path in get(options.name, options.folder, progress=True):
         print(path)
+
+
+def run_bench_report(options: Bench) -> None:
+    from expunge import report
+
+    print(report.write(f"{options.out}/{options.profile}", f"{options.out}/{options.profile}.html"))
 
 
 def run_demo(options: Demo) -> None:

@@ -118,6 +118,7 @@ def scenario_of(
 def settings(name: str, scenario: Scenario, tuning_epochs: int, seed: int = 0) -> dict[str, Any]:
     """What suits the digits in place of a method's defaults, which belong to larger data; a method not named here keeps them.
 
+    Rates and strengths are the best of a small grid on validation data: benchmarks/settings_on_digits.py.
     Whatever edits weights at once is fine-tuned alike afterwards, by the training's schedule replayed, unless there is no remain data.
     """
     replayed = recipe(tuning_epochs, seed)
@@ -133,11 +134,11 @@ def settings(name: str, scenario: Scenario, tuning_epochs: int, seed: int = 0) -
         "tf-idf-mask": {"tuning": after},
         "fisher-noise": {"seed": seed, "tuning": after},
         "newton-noise": {"seed": seed, "tuning": after},
-        "influence": {"gradient": "sum", "strength": 20, "tuning": after},
+        "influence": {"gradient": "sum", "strength": 30, "tuning": after},
         "ssd": {"threshold": ssd_threshold(scenario), "tuning": after},
-        "gradient-ascent": {"tuning": steady(1e-3)},
-        "neg-grad-plus": {"remain_weight": 0.9, "tuning": steady(0.01, momentum=0.0)},
-        "random-labels": {"tuning": steady(3e-4, optimizer=Adam)},
+        "gradient-ascent": {"tuning": steady(3e-3)},
+        "neg-grad-plus": {"remain_weight": 0.9, "tuning": steady(0.03, momentum=0.0)},
+        "random-labels": {"tuning": steady(1e-3, optimizer=Adam)},
         "salun": {"tuning": steady(0.013)},
         "bad-teacher": {"tuning": steady(3e-4, optimizer=Adam)},
         "scrub": {"forget_batch_size": replayed.batch_size, "tuning": steady(5e-3)},

@@ -181,24 +181,22 @@ def train_together(trainings: Sequence[Training], objective: Objective = Objecti
     Each ends with what `train` alone would give. On CUDA they share the device's random numbers: there it is so unless they draw some while
     they train (dropout, augmentation).
     """
-    devices = [device_of(each.model) for each in trainings]
-    total = sum(each.tuning.schedule.epochs * len(as_batches(each.data, "data", each.tuning.batch_size)) for each in trainings)
+    phases = [Phase(as_batches(each.data, "data", each.tuning.batch_size), "data") for each in trainings]
+    total = sum(each.tuning.schedule.epochs * len(phase.batches) for each, phase in zip(trainings, phases, strict=True))
     with ExitStack() as stack:
-        for device in dict.fromkeys(devices):
+        for device in dict.fromkeys(device_of(each.model) for each in trainings):
             stack.enter_context(seeded(0, device))  # the trainings seed as they go, and end in any order
         stack.enter_context(torch.inference_mode(False))  # and the first to end must not switch gradients off for the others
         stack.enter_context(torch.enable_grad())
-        turns = [
-            _Turn(stack.enter_context(closing(_alone(each, objective))), device) for each, device in zip(trainings, devices, strict=True)
-        ]
-        for turn in turns:
-            stack.callback(turn.join)
+        turns = []
+        for each, phase in zip(trainings, phases, strict=True):
+            turns.append(_Turn(stack.enter_context(closing(_alone(each, phase, objective))), device_of(each.model)))
+            stack.callback(turns[-1].join)
         for _ in track(_in_turn(turns), "training", total, enabled=progress):
             pass
 
 
-def _alone(training: Training, objective: Objective) -> Generator[None, None, None]:
-    phase = Phase(as_batches(training.data, "data", training.tuning.batch_size), "data")
+def _alone(training: Training, phase: Phase, objective: Objective) -> Generator[None, None, None]:
     return _steps(
         training.model, lambda epoch: [phase], training.tuning, objective, None, training.after_epoch, training.keep, training.note_loss
     )

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from expunge.bench.cells import digest_of
+
 METHODS = ("retrain", "finetune", "fisher-mask", "random-mask", "mine<b>&co")
 
 
@@ -13,10 +15,15 @@ def accuracies(remain: float, forget: float, **more: Any) -> dict[str, Any]:
     return {"remain": remain, "forget": forget, "unlearn_score": remain / (1 + forget), **more}
 
 
-def result(method: str = "fisher-mask", seed: int = 0, experiments: tuple[str, ...] = ("table1", "table2"), **changes: Any) -> dict[str, Any]:
+def result(
+    method: str = "fisher-mask", seed: int = 0, experiments: tuple[str, ...] = ("table1", "table2"), **changes: Any
+) -> dict[str, Any]:
     """One cell's file; `changes` are put over it, those with cell_ in front over its cell."""
     place = METHODS.index(method) if method in METHODS else 2
-    steps = [accuracies(0.80 + 0.01 * epoch - 0.002 * seed - 0.003 * place, max(0.0, 0.6 - 0.1 * epoch - 0.2 * place), seconds=1.0, epoch=epoch) for epoch in range(6)]
+    steps = [
+        accuracies(0.80 + 0.01 * epoch - 0.002 * seed - 0.003 * place, max(0.0, 0.6 - 0.1 * epoch - 0.2 * place), seconds=1.0, epoch=epoch)
+        for epoch in range(6)
+    ]
     cell = {
         "dataset": "cifar10",
         "network": "resnet20",
@@ -32,7 +39,7 @@ def result(method: str = "fisher-mask", seed: int = 0, experiments: tuple[str, .
     cell |= {name.removeprefix("cell_"): value for name, value in changes.items() if name.startswith("cell_")}
     told = {
         "cell": cell,
-        "digest": f"{abs(hash((method, seed, json.dumps(cell, sort_keys=True), experiments))):020d}",
+        "digest": digest_of([cell, experiments]),
         "experiments": list(experiments),
         "seconds": 12.5,
         "work_seconds": 3.25,
@@ -52,9 +59,13 @@ def result(method: str = "fisher-mask", seed: int = 0, experiments: tuple[str, .
         "agreement_by": {"remain": 0.91, "forget": 0.8},
         "divergence_by": {"remain": 0.1, "forget": 0.3},
         "attack": 0.2,
-        "class_accuracies": {part: [0.0 if part != "before" and index == 0 else 0.85 for index in range(10)] for part in ("before", "after", "retrained")},
-        "predicted": {part: [1.0 if part == "before" and index == 0 else 0.1 for index in range(10)] for part in ("before", "after", "retrained")},
-        "masked_share": {"classifier.weight": 0.2, "stem.0.weight": 0.01} if "mask" in method else None,
+        "class_accuracies": {
+            part: [0.0 if part != "before" and index == 0 else 0.85 for index in range(10)] for part in ("before", "after", "retrained")
+        },
+        "predicted": {
+            part: [1.0 if part == "before" and index == 0 else 0.1 for index in range(10)] for part in ("before", "after", "retrained")
+        },
+        "masked_share": {"classifier.weight": 0.2, "conv.weight": 0.01} if "mask" in method else None,
         "error": None,
     }
     return told | {name: value for name, value in changes.items() if not name.startswith("cell_")}
@@ -66,20 +77,24 @@ def many() -> list[dict[str, Any]]:
     made += [result(method, seed, cell_network="vgg16") for method in METHODS for seed in (0, 1)]
     poison = {"kind": "poisoned", "n": 200}
     made += [
-        result("fisher-mask", seed, ("table3",), cell_scenario=poison, cell_method={"name": "fisher-mask", "reading": reading, "ratio": ratio})
+        result(
+            "fisher-mask", seed, ("table3",), cell_scenario=poison, cell_method={"name": "fisher-mask", "reading": reading, "ratio": ratio}
+        )
         for seed in (0, 1)
         for ratio in (0.15, 0.2)
         for reading in ("text", "released")
     ]
+    made += [result(method, 0, ("fig-relearn",), cell_relearn={"rate": 0.1, "limit": 20}) for method in METHODS]
     made += [
-        result(method, 0, ("fig-relearn",), cell_relearn={"rate": 0.1, "limit": 20}) for method in METHODS
-    ]
-    made += [
-        result("fisher-mask", 0, ("fig-ratio",), cell_method={"name": "fisher-mask", "reading": "text", "ratio": ratio}) for ratio in (0.02, 0.06, 0.12)
+        result("fisher-mask", 0, ("fig-ratio",), cell_method={"name": "fisher-mask", "reading": "text", "ratio": ratio})
+        for ratio in (0.02, 0.06, 0.12)
     ]
     rates: list[dict[str, Any]] = [{"schedule": "replayed", "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5}]
     made += [result("finetune", 0, ("fig-schedule",), cell_tuning=tuning) for tuning in rates]
-    nothing = {name: None for name in ("before", "retrained", "masked", "best", "last", "stability", "relearn", "agreement", "divergence", "attack")}
+    nothing = {
+        name: None
+        for name in ("before", "retrained", "masked", "best", "last", "stability", "relearn", "agreement", "divergence", "attack")
+    }
     empty: dict[str, Any] = {"history": [], "class_accuracies": {}, "predicted": {}, "masked_share": None}
     made.append(result("finetune", 7, ("table4",), error="no data: cifar10 <not here>", **nothing, **empty))
     return made

@@ -133,7 +133,7 @@ def methods(without: Sequence[str] = ()) -> list[tuple[str, str]]:
 
 
 def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
-    """The paper's methods are fine-tuned alike, by the schedule replayed, and so is one made for that; others have a training of their own."""
+    """The paper's methods, and others made for it, are fine-tuned alike by the schedule replayed; the rest has a training of its own."""
     if name == REFERENCE:
         return None
     if reading == "text" and "tuning" in profile.settings.get(name, {}):
@@ -235,13 +235,15 @@ def _relearn(profile: Profile) -> Iterator[Entry]:
 
 def _schedule(profile: Profile) -> Iterator[Entry]:
     model = profile.models[0]
-    for name in ("finetune", "activation-mask", "fisher-mask"):
-        for reading in _readings(name):
-            for cell in _cells(profile, model, CATEGORY, name, reading):
-                yield Entry(cell, model, "replayed", name)
-                for rate in RATES:
-                    constant = {"schedule": "constant", "rate": rate, "epochs": profile.tuning_epochs}
-                    yield Entry(replace(cell, tuning=constant), model, f"constant {rate:g}", name)
+    for rate in (None, *RATES):
+        for name in ("finetune", "activation-mask", "fisher-mask"):
+            for reading in _readings(name):
+                for cell in _cells(profile, model, CATEGORY, name, reading):
+                    if rate is None:
+                        yield Entry(cell, model, "replayed", name)
+                    else:
+                        constant = {"schedule": "constant", "rate": rate, "epochs": profile.tuning_epochs}
+                        yield Entry(replace(cell, tuning=constant), model, f"constant {rate:g}", name)
 
 
 def _ratio(profile: Profile) -> Iterator[Entry]:

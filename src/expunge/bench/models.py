@@ -66,7 +66,7 @@ def _spec(cell: Cell, data: Mapping[str, Any]) -> Spec:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of networks, `DIGEST.safetensors` each with its spec and seconds in `DIGEST.spec.json`; `data` is the folder of the datasets."""
+    """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is that of the datasets."""
 
     folder: Path
     data: str | None

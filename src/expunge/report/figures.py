@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import torch
 
 from expunge.report import svg
-from expunge.report.rows import Row, Setting, mean
+from expunge.report.rows import Row, Setting, family, flat, mean
 from expunge.report.tables import Cell, Column, Table, number, percent
 from expunge.vision.networks import NETWORKS
 
 SMALL = (230, 170)
 NEAR = 0.06  # the close-up shows this much around the retrained network
+MARK = 11  # about as wide as one, in the picture
+CROWDED = 20  # epochs; with more a curve has no marks
 REMAIN, FORGET = 0, 1  # styles of the two accuracies where they are lines
 
 
@@ -62,12 +64,12 @@ def tradeoff(setting: Setting, name: str, styles: Mapping[str, int]) -> Figure |
             pictures.append(_tradeoff_picture(points, centres, *close, styles, f"{name}-close", setting.title, heading))
     labels = list(dict.fromkeys(label for label, *_ in points))
     legend = [(svg.symbol(styles[label]), label) for label in labels]
-    legend += [(_cross(), end) for end in centres]
     rows = [[Cell(label), Cell(str(seed), seed), Cell(f"{x:.1f}", x), Cell(f"{y:.1f}", y)] for label, seed, x, y in points]
     return Figure(
         "Remain against forget accuracy",
-        "A mark for every method and seed, at the chosen epoch (where nothing is trained: by the mask alone). Up and to the left is better; "
-        "the dashed crosses are the networks before and retrained, mean over the seeds.",
+        "A mark for every method and seed, at the chosen epoch (where nothing is trained: by the mask alone). Up and left is better; "
+        "the dotted crosses are the networks before and retrained, mean over the seeds. "
+        "In the close-up marks of one spot stand side by side.",
         pictures,
         Table("Trade-off, a row a run", [Column("method"), Column("seed"), Column("forget, %"), Column("remain, %")], rows),
         legend,
@@ -76,11 +78,6 @@ def tradeoff(setting: Setting, name: str, styles: Mapping[str, int]) -> Figure |
 
 def _down(low: float) -> float:
     return max(-3.0, 10 * (low // 10) - 3)
-
-
-def _cross() -> str:
-    lines = svg.tag("path", d="M-7 0H7M0-7V7", class_="level")
-    return svg.tag("svg", lines, viewBox="-8 -8 16 16", width=16, height=16, aria_hidden="true")
 
 
 def _tradeoff_picture(
@@ -97,9 +94,13 @@ def _tradeoff_picture(
     for end, (across, up) in centres.items():
         if plane.holds(across, up):
             plane.cross(across, up, end)
+    crowd: dict[tuple[int, int], int] = {}
     for label, seed, across, up in points:
         if plane.holds(across, up):
-            plane.mark(across, up, styles[label], tip=f"{label}, seed {seed}: remain {up:.1f}, forget {across:.1f}")
+            spot = round(plane.at(across, up)[0] / MARK), round(plane.at(across, up)[1] / MARK)
+            crowd[spot] = crowd.get(spot, -1) + 1
+            shift = MARK * crowd[spot] if heading else 0  # in the close-up alone: in the whole plane there are too many
+            plane.mark(across, up, styles[label], tip=f"{label}, seed {seed}: remain {up:.1f}, forget {across:.1f}", shift=shift)
     told = f"{len(points)} marks; every value is in the table below the figure."
     return Picture(plane.picture(name, heading or f"{title}: remain against forget accuracy", told), heading)
 
@@ -109,38 +110,33 @@ def curves(setting: Setting, name: str) -> Figure | None:
     found = [row for row in setting.rows if any(len(result.get("history") or ()) > 1 for result in row.results)]
     if not found:
         return None
-    last = max(step["epoch"] for row in found for result in row.results for step in result.get("history") or ())
     level = mean(Row("", tuple(setting.results)).values("retrained", "remain"))
-    pictures = []
-    lines = []
+    pictures, lines = [], []
     for index, row in enumerate(found):
-        plane = svg.Plane((0, last), (-3.0, 103.0), size=SMALL, x_ticks=[each for each in svg.ticks(0, last, 5) if each == int(each)])
+        runs = [result["history"] for result in row.results if result.get("history")]
+        epochs = sorted({step["epoch"] for run in runs for step in run})
+        whole = [tick for tick in svg.ticks(0, epochs[-1], 5) if tick == int(tick)]
+        plane = svg.Plane((0, epochs[-1]), (-3.0, 103.0), size=SMALL, x_ticks=whole)
         if level is not None:
             plane.level(100 * level)
-        means = {}
-        for measure, style in (("remain", REMAIN), ("forget", FORGET)):
-            dashed = " dashed" if style == FORGET else ""
-            steps: dict[int, list[float]] = {}
-            for result in row.results:
-                told = [(step["epoch"], 100 * step[measure]) for step in result.get("history") or ()]
-                plane.line(told, style, "thin" + dashed)
-                for epoch, value in told:
-                    steps.setdefault(epoch, []).append(value)
-            means[measure] = {epoch: sum(values) / len(values) for epoch, values in sorted(steps.items())}
-            plane.line(means[measure].items(), style, dashed.strip())
-            for epoch, value in means[measure].items():
+        means: dict[str, list[float]] = {}
+        for measure, style, kind in (("remain", REMAIN, ""), ("forget", FORGET, "dashed")):
+            for run in runs:
+                plane.line([(step["epoch"], 100 * step[measure]) for step in run], style, f"thin {kind}")
+            at_epoch = [[100 * step[measure] for run in runs for step in run if step["epoch"] == epoch] for epoch in epochs]
+            means[measure] = [sum(values) / len(values) for values in at_epoch]
+            plane.line(zip(epochs, means[measure], strict=True), style, kind)
+            for epoch, value in zip(epochs, means[measure], strict=True) if len(epochs) <= CROWDED else ():
                 plane.mark(epoch, value, style, tip=f"epoch {epoch}: {measure} {value:.1f}")
-            values = [means[measure].get(epoch) for epoch in range(last + 1)]
-            lines.append([Cell(row.label), Cell(measure), *(Cell("–" if value is None else f"{value:.1f}", value) for value in values)])
-        ends = {measure: list(told.values()) for measure, told in means.items()}
-        said = "; ".join(f"{measure} from {told[0]:.1f} to {told[-1]:.1f} percent" for measure, told in ends.items())
+        said = "; ".join(f"{measure} from {told[0]:.1f} to {told[-1]:.1f} percent" for measure, told in means.items())
         pictures.append(Picture(plane.picture(f"{name}-{index}", f"{row.label}: accuracy by epoch", said), row.label))
-    columns = [Column("method"), Column("accuracy"), *(Column(str(epoch), "epoch") for epoch in range(last + 1))]
+        for epoch, remain, forget in zip(epochs, means["remain"], means["forget"], strict=True):
+            lines.append([Cell(row.label), Cell(str(epoch), epoch), *(Cell(f"{value:.1f}", value) for value in (remain, forget))])
     return Figure(
         "Accuracy by epoch of fine-tuning",
-        "Percent of test data; epoch 0 is before any. Thick: mean over the seeds, thin: each seed. Dotted: remain accuracy of the retrained network.",
+        "Percent; epoch 0 is before any. Thick: mean over the seeds, thin: each seed. Dotted: remain accuracy of the retrained network.",
         pictures,
-        Table("Mean accuracy by epoch, %", columns, lines),
+        Table("Mean accuracy by epoch, %", [Column("method"), Column("epoch"), Column("remain"), Column("forget")], lines),
         [(svg.symbol(REMAIN), "remain, solid line"), (svg.symbol(FORGET), "forget, dashed line")],
         small=True,
     )
@@ -150,10 +146,9 @@ def ratios(setting: Setting, name: str) -> Figure | None:
     """Accuracies by the share of weights that is masked, one picture a method."""
     families: dict[str, dict[float, list[Row]]] = {}
     for row in setting.rows:
-        method = row.cell.get("method") or {}
-        if isinstance(method.get("ratio"), int | float):
-            label = str(method.get("name")) + ("" if method.get("reading", "text") == "text" else f" ({method['reading']})")
-            families.setdefault(label, {}).setdefault(float(method["ratio"]), []).append(row)
+        ratio = row.cell["method"].get("ratio")
+        if isinstance(ratio, int | float):
+            families.setdefault(family(flat(row.cell)), {}).setdefault(float(ratio), []).append(row)
     families = {label: found for label, found in families.items() if len(found) > 1}
     if not families:
         return None
@@ -177,9 +172,12 @@ def ratios(setting: Setting, name: str) -> Figure | None:
         said = f"Ratios from {order[0]:g} to {order[-1]:g}; the values are in the table below the figure."
         pictures.append(Picture(plane.picture(f"{name}-{index}", f"{label}: accuracy by ratio", said), label))
     columns = [Column("method"), Column("ratio"), *(Column(each, told) for told in stages.values() for each in ("remain", "forget"))]
-    legend = [(svg.symbol(style, hollow), f"{measure}, {stage}") for hollow, stage in ((False, "chosen epoch"), (True, "masked alone, dashed"))
-              for measure, style in (("remain", REMAIN), ("forget", FORGET))]
-    text = "Percent of test data, mean over the seeds."
+    legend = [
+        (svg.symbol(style, hollow), f"{measure}, {stage}")
+        for hollow, stage in ((False, "chosen epoch"), (True, "masked alone, dashed"))
+        for measure, style in (("remain", REMAIN), ("forget", FORGET))
+    ]
+    text = "Percent, mean over the seeds."
     return Figure("Accuracy by mask ratio", text, pictures, Table("Accuracy by mask ratio, %", columns, lines), legend)
 
 
@@ -211,16 +209,18 @@ def shares(setting: Setting, name: str) -> Figure | None:
             plane.column(place + 0.5, value, 0.8, 0, f"{key}: {value:.2f} %")
         most = max(layers, key=lambda key: layers[key])
         said = f"{len(layers)} tensors in the order of the network; most in {most}, {top:.1f} percent."
-        pictures.append(Picture(plane.picture(f"{name}-{index}", f"{row.label}: masked share by layer", said), row.label))
+        pictures.append(Picture(plane.picture(f"{name}-{index}", f"{row.label}: share of weights changed by layer", said), row.label))
     names = list(dict.fromkeys(key for _, layers in found for key in layers))
     columns = [Column("layer"), *(Column(row.label) for row, _ in found)]
-    values = [[Cell(key), *(Cell(percent(None if key not in layers else layers[key] / 100, 2), layers.get(key)) for _, layers in found)] for key in names]
+    values = [
+        [Cell(key), *(Cell(percent(None if key not in layers else layers[key] / 100, 2), layers.get(key)) for _, layers in found)]
+        for key in names
+    ]
     return Figure(
-        "Masked share by layer",
-        "Percent of each tensor's weights, from the first layer on the left to the last on the right, mean over the seeds; each picture has its own scale.",
+        "Share of weights masked, or changed at once, by layer",
+        "Percent of each tensor's weights, from the first layer on the left to the last on the right, mean over the seeds; "
+        "each picture has its own scale.",
         pictures,
-        Table("Masked share by layer, %", columns, values),
+        Table("Share of weights masked, or changed at once, %", columns, values),
         small=True,
     )
-
-

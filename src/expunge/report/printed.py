@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 from expunge.bench import paper
+from expunge.bench.tables import DATASETS, MODELS
 from expunge.report.rows import Row, Told
 
-MODELS = 16  # the paper's averages are over four datasets and four networks
 
+def printed(experiment: str, row: Row, view: str, measure: str) -> paper.Number | None:
+    """In percent. `view`: "masked", "best", "stability", or "before" for the network a method starts from.
 
-def printed(experiment: str, row: Row, view: str, measure: str) -> float | None:
-    """In percent. `view`: "masked", "best" or "stability"; an average is compared only where ours is over as many models."""
+    An average stands beside one of ours over as many models, and in table 2, which has nothing else, beside any.
+    """
     cell = row.cell
-    name = str((cell.get("method") or {}).get("name"))
-    block = f"{cell.get('dataset')}/{cell.get('network')}"
-    if row.averaged:
-        models = {(result["cell"].get("dataset"), result["cell"].get("network")) for result in row.results}
-        block = paper.AVERAGE if len(models) == MODELS else ""
-    found = paper.printed(experiment, view, block, section(experiment, cell), name).get(measure)
-    return None if found is None else found.value
+    block, name = f"{cell['dataset']}/{cell['network']}", str(cell["method"]["name"])
+    models = {(result["cell"]["dataset"], result["cell"]["network"]) for result in row.results}
+    if row.averaged and len(models) < MODELS:
+        return None
+    if row.averaged or (experiment == "table2" and cell["dataset"] in DATASETS):
+        block = paper.AVERAGE
+    if view == "before":
+        view, name = "best", paper.ORIGINAL
+    return paper.printed(experiment, view, block, section(experiment, cell), name).get(measure)
 
 
 def section(experiment: str, cell: Told) -> str:
     """The part of the paper's table a cell belongs to."""
-    scenario, method = cell.get("scenario") or {}, cell.get("method") or {}
+    scenario, method = cell["scenario"], cell["method"]
     if experiment == "table3" and "ratio" in method:
         return f"ratio {method['ratio']:.2f}"
     if experiment == "table4" and "fraction" in scenario:
-        return f"{100 * scenario['fraction']:g} %"
-    if experiment == "table5":
-        at_hand = [scenario[limit] for limit in ("remain_fraction", "remain_count") if limit in scenario]
-        return "no remain data" if at_hand == [0] else "0.1 % remain data" if at_hand else ""
+        return f"{100 * scenario['fraction']:.0f} %"
+    if experiment == "table5" and scenario.get("remain_count") == 0:
+        return "no remain data"
+    if experiment == "table5" and "remain_fraction" in scenario:
+        return f"{100 * scenario['remain_fraction']:g} % remain data"
     return ""

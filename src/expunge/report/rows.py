@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
+
+from expunge.bench.experiments import PAPER_METHODS
+from expunge.methods import METHODS
 
 Told = Mapping[str, Any]
 
@@ -23,7 +27,7 @@ class Row:
     def values(self, *path: str) -> list[float]:
         """The number at a path of each result that has one: `values("best", "remain")`."""
         found = (at(result, *path) for result in self.results)
-        return [float(value) for value in found if isinstance(value, int | float)]
+        return [float(value) for value in found if isinstance(value, int | float) and isfinite(value)]
 
     def lists(self, *path: str) -> list[Sequence[float | None]]:
         """As `values`, of lists that are equally long."""
@@ -98,7 +102,10 @@ def average(found: Sequence[Setting]) -> Setting:
 
 
 def rows(results: Sequence[Told]) -> list[Row]:
-    """A row for each method as it was set; its label tells what sets it apart from others of its name, and no more."""
+    """A row for each method as it was set; its label tells what sets it apart from others of its name, and no more.
+
+    The paper's methods come first, those unknown to us last.
+    """
     groups: dict[tuple[tuple[str, str], ...], list[Told]] = {}
     for result in results:
         groups.setdefault(tuple(sorted(flat(result["cell"]).items())), []).append(result)
@@ -107,15 +114,17 @@ def rows(results: Sequence[Told]) -> list[Row]:
         told = dict(key)
         kin = [dict(other) for other in groups if family(dict(other)) == family(told)]
         differs = sorted(name for name in told if any(other.get(name) != told[name] for other in kin))
-        label = " ".join([family(told), *(f"{name.rpartition('.')[2].replace('_', ' ')} {told[name]}" for name in differs)])
+        label = ", ".join([family(told), *(f"{name.rpartition('.')[2].replace('_', ' ')} {told[name]}" for name in differs)])
         made.append(Row(label, tuple(sorted(found, key=lambda each: str(each["cell"].get("seed"))))))
-    return made
+    order = [*PAPER_METHODS, *METHODS]
+    return sorted(made, key=lambda row: order.index(name) if (name := row.cell["method"]["name"]) in order else len(order))
 
 
 def family(told: Mapping[str, str]) -> str:
     """A method's name, and the reading where it is not the text's."""
-    reading = told.get("method.reading", "text")
-    return told.get("method.name", "unnamed") + ("" if reading == "text" else f" ({reading})")
+    name, reading = told.get("method.name", "unnamed"), told.get("method.reading", "text")
+    kind = METHODS[name].__name__ if name in METHODS else name
+    return kind if reading == "text" else f"{kind} ({reading})"
 
 
 def flat(cell: Told) -> dict[str, str]:

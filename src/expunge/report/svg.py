@@ -23,7 +23,9 @@ FONT = 13
 
 def tag(name: str, *children: str, **attributes: object) -> str:
     """One element; every value is escaped, children are elements already. `class_` is class, and _ in a name is -."""
-    told = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(_text(value))}"' for key, value in attributes.items() if value is not None)
+    told = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_text(value))}"' for key, value in attributes.items() if value is not None
+    )
     return f"<{name}{told}>{''.join(children)}</{name}>" if children else f"<{name}{told}/>"
 
 
@@ -97,13 +99,17 @@ class Plane:
             self.drawn.append(tag("text", f"{value:g}", x=left - 6, y=place + 4.5, text_anchor="end"))
         self.drawn.append(tag("path", d=f"M{left:.1f} {top:.1f}V{bottom:.1f}H{right:.1f}", class_="axis"))
         if labels[0]:
-            self.drawn.append(tag("text", escape(labels[0]), x=(left + right) / 2, y=self.size[1] - 5, text_anchor="middle", class_="label"))
+            self.drawn.append(
+                tag("text", escape(labels[0]), x=(left + right) / 2, y=self.size[1] - 5, text_anchor="middle", class_="label")
+            )
         if labels[1]:
             turn = f"translate(15 {(top + bottom) / 2:.1f}) rotate(-90)"
             self.drawn.append(tag("text", escape(labels[1]), transform=turn, text_anchor="middle", class_="label"))
 
-    def mark(self, x: float, y: float, style: int, hollow: bool = False, tip: str = "") -> None:
-        self.drawn.append(_form(*self.at(x, y), style, hollow, tip))
+    def mark(self, x: float, y: float, style: int, hollow: bool = False, tip: str = "", shift: float = 0.0) -> None:
+        """A mark at a point, or `shift` to its right."""
+        across, up = self.at(x, y)
+        self.drawn.append(_form(across + shift, up, style, hollow, tip))
 
     def line(self, points: Iterable[tuple[float, float]], style: int, kind: str = "") -> None:
         """Through the points; `kind` is any of "dashed", "thin", "level"."""
@@ -135,4 +141,14 @@ class Plane:
         """The SVG element; `name` is its id on the page, title and description are read aloud."""
         told = tag("title", escape(title), id=f"{name}-title") + tag("desc", escape(description), id=f"{name}-desc")
         box = f"0 0 {self.size[0]} {self.size[1]}"
-        return tag("svg", told, *self.drawn, role="img", viewBox=box, aria_labelledby=f"{name}-title", aria_describedby=f"{name}-desc", class_="plane", font_size=FONT)
+        return tag(
+            "svg",
+            told,
+            *self.drawn,
+            role="img",
+            viewBox=box,
+            aria_labelledby=f"{name}-title",
+            aria_describedby=f"{name}-desc",
+            class_="plane",
+            font_size=FONT,
+        )

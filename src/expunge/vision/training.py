@@ -175,7 +175,7 @@ class _Log:
         self.state = None if folder is None else folder / f"{trained.job.name}.training.safetensors"
         self.file = None if folder is None else folder / f"{trained.job.name}.json"
         if self.state is not None and self.state.exists() and self.file is not None and self.file.exists():
-            trained.curve = [Point(*point) for point in json.loads(self.file.read_text())["curve"]]
+            trained.curve = [Point(*point) for point in json.loads(self.file.read_text()).get("curve", [])]
 
     def note_loss(self, epoch: int, mean: float) -> None:
         self.loss = mean

@@ -1,0 +1,62 @@
+"""The settings `expunge compare` has for the digits: every value of a small grid, scored on validation data.
+
+    PYTHONPATH=src python benchmarks/settings_on_digits.py      about 5 minutes on one core
+
+Two networks (seeds 1 and 2, of the split of seed 0), the digits 0 and 5 removed; the unlearn score at the best epoch, in percent. No test
+image is looked at, and the networks and the digit of docs/comparing.md are not among these.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Adam
+
+from expunge import demo, metrics
+from expunge.methods import SCRUB, BadTeacher, GradientAscent, Influence, Method, NegGradPlus, RandomLabels, SalUn
+from expunge.tuning import Constant, Tuning
+from expunge.unlearning import unlearn
+from expunge.vision.digits import digits
+from expunge.vision.scenarios import category
+
+SEEDS, DIGITS, EPOCHS, TUNING_EPOCHS = (1, 2), (0, 5), 40, 5
+
+
+def steady(rate: float, seed: int, **other: Any) -> Tuning:
+    return Tuning(Constant(rate, TUNING_EPOCHS), batch_size=32, weight_decay=5e-4, seed=seed, **other)
+
+
+GRIDS: dict[str, tuple[tuple[Any, ...], Callable[[Any, int], Method]]] = {
+    "gradient-ascent, rate": ((3e-4, 1e-3, 3e-3), lambda rate, seed: GradientAscent(steady(rate, seed))),
+    "neg-grad-plus, β and rate": (
+        tuple(itertools.product((0.9, 0.99, 0.999), (0.01, 0.03))),
+        lambda both, seed: NegGradPlus(both[0], steady(both[1], seed, momentum=0.0)),
+    ),
+    "random-labels, rate": ((1e-4, 3e-4, 1e-3), lambda rate, seed: RandomLabels(tuning=steady(rate, seed, optimizer=Adam))),
+    "salun, rate": ((0.005, 0.013, 0.03), lambda rate, seed: SalUn(tuning=steady(rate, seed))),
+    "bad-teacher, rate": ((1e-4, 3e-4, 1e-3), lambda rate, seed: BadTeacher(tuning=steady(rate, seed, optimizer=Adam))),
+    "scrub, rate": ((0.002, 0.005, 0.01), lambda rate, seed: SCRUB(forget_batch_size=32, tuning=steady(rate, seed))),
+    "influence, strength": ((10, 20, 30), lambda strength, seed: Influence("sum", strength=strength)),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    data = digits(0)
+    models = {seed: demo.trained(data.train, EPOCHS, seed) for seed in SEEDS}
+    for name, (values, build) in GRIDS.items():
+        for value in values:
+            scores = []
+            for seed, digit in itertools.product(SEEDS, DIGITS):
+                scenario = category(data.train, digit, validation=data.validation)
+                history = unlearn(models[seed], *scenario, build(value, seed), watch=scenario.watch).history
+                scores.append(100 * metrics.best_epoch(history).score)
+            print(f"{name:26} {value!s:14} {statistics.mean(scores):5.1f}  ({' '.join(f'{score:.1f}' for score in scores)})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

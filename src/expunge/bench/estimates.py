@@ -1,0 +1,47 @@
+"""How long cells and trainings will take, from those of the same kind that have run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from expunge.bench.cells import Cell
+from expunge.bench.models import Spec
+from expunge.bench.results import load
+from expunge.bench.run import Place
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Mean seconds by kind; where nothing of a kind has run, those of the model, and else nothing."""
+
+    cells: dict[Any, float]
+    networks: dict[Any, float]
+
+    @classmethod
+    def of(cls, place: Place) -> Estimates:
+        results = [result for result in load(place.folder) if result.error is None and result.hardware.get("device") == place.device.type]
+        by_kind = [(result.cell.kind, result.seconds) for result in results] + [(result.cell.model, result.seconds) for result in results]
+        notes = [json.loads(path.read_bytes()) for path in place.models.glob("*.spec.json")]
+        trained = [note for note in notes if "seconds" in note and note["device"] == place.device.type]
+        return cls(_means(by_kind), _means((_training(note["spec"]), note["seconds"]) for note in trained))
+
+    def cell(self, cell: Cell) -> float | None:
+        return self.cells.get(cell.kind, self.cells.get(cell.model))
+
+    def network(self, spec: Spec) -> float | None:
+        return self.networks.get(_training({"dataset": spec.dataset, "network": spec.network, "recipe": spec.recipe}))
+
+
+def _training(spec: dict[str, Any]) -> tuple[Any, ...]:
+    return (spec["dataset"], spec["network"], spec["recipe"]["epochs"])
+
+
+def _means(found: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+    held: dict[Any, list[float]] = {}
+    for kind, seconds in found:
+        held.setdefault(kind, []).append(seconds)
+    return {kind: statistics.fmean(values) for kind, values in held.items()}

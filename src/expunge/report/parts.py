@@ -1,0 +1,66 @@
+"""Which parts of the page show which experiment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Its title, what it asks, and which parts of the page answer; without parts, all there are data for."""
+
+    title: str
+    text: str
+    parts: tuple[str, ...] = ()
+    digits: int = 1
+
+
+PARTS = {  # by name, and what is said where there are no data for it
+    "accuracies": "accuracies",
+    "tradeoff": "the trade-off",
+    "curves": "accuracy by epoch",
+    "nearness": "the distance to the retrained network",
+    "stability": "stability",
+    "relearning": "re-learn time",
+    "classes": "accuracy by class",
+    "destinations": "where the forget samples go",
+    "shares": "masked shares",
+    "ratios": "accuracy by ratio",
+}
+EXPERIMENTS = {
+    "table1": Experiment(
+        "Table 1: a category is removed",
+        "Accuracies on test data, forget: of the removed category, remain: of the others.",
+        ("accuracies", "tradeoff", "curves", "nearness", "classes", "destinations", "shares"),
+    ),
+    "table2": Experiment("Table 2: stability", "How much the accuracies move while fine-tuning.", ("stability",)),
+    "table3": Experiment(
+        "Table 3: poisoned samples are removed",
+        "Remain: the test data; forget: the poisoned training samples themselves.",
+        ("accuracies", "tradeoff", "curves", "nearness", "shares"),
+    ),
+    "table4": Experiment(
+        "Table 4: wrongly labelled samples are removed",
+        "Remain: the test data, which is what the paper prints; forget: the wrongly labelled training samples.",
+        ("accuracies", "curves", "nearness"),
+        digits=2,
+    ),
+    "table5": Experiment(
+        "Table 5: little remain data, or none",
+        "The methods with all, some and none of the remain data at hand.",
+        ("accuracies", "tradeoff", "curves", "nearness"),
+    ),
+    "fig-influence": Experiment(
+        "Figure 1: fine-tuning and influence", "The removed category's accuracy while unlearning.", ("curves", "accuracies")
+    ),
+    "fig-relearn": Experiment(
+        "Re-learn time", "How long until the forgotten is known again: a retrained network sets the measure.", ("relearning", "accuracies")
+    ),
+    "fig-schedule": Experiment(
+        "Learning rates of the fine-tuning", "The training's schedule replayed, against constant rates.", ("curves", "accuracies")
+    ),
+    "fig-ratio": Experiment(
+        "Mask ratios", "What masking more of the weights brings, and what it costs.", ("ratios", "curves", "accuracies")
+    ),
+}
+OTHER = Experiment("Other results", "Results that belong to no experiment of the paper.")

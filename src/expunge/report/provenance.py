@@ -1,0 +1,100 @@
+"""How it was run: a summary, settings, versions, hardware, seconds, every run, and those without a result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from expunge.report.measured import chosen_on
+from expunge.report.rows import Told, at, family, flat, place, shown
+from expunge.report.tables import Cell, Column, Table, number
+
+
+def summary(done: Sequence[Told], failed: Sequence[Told]) -> list[tuple[str, str]]:
+    """The page in a few words."""
+    cells = [result["cell"] for result in done]
+    seconds = sum(float(result.get("seconds") or 0) for result in [*done, *failed])
+    told = {
+        "Runs": f"{len(done)} finished" + (f", {len(failed)} without a result" if failed else ""),
+        "Data": ", ".join(sorted({str(cell.get("dataset")) for cell in cells})),
+        "Networks": ", ".join(sorted({str(cell.get("network")) for cell in cells})),
+        "Methods": ", ".join(sorted({family(flat(cell)) for cell in cells})),
+        "Seeds": ", ".join(map(str, sorted({cell.get("seed") for cell in cells}, key=str))),
+        "Epoch chosen on": f"{chosen} data" if (chosen := chosen_on(done)) else "",
+        "Time": f"{seconds:.0f} seconds" if seconds < 600 else f"{seconds / 3600:.1f} hours",
+    }
+    return [(key, value) for key, value in told.items() if value]
+
+
+def failures(failed: Sequence[Told]) -> Table | None:
+    """The runs without a result, and why."""
+    if not failed:
+        return None
+    rows = [[Cell(place(each["cell"])), Cell(family(flat(each["cell"]))), _seed(each), Cell(str(each["error"]))] for each in failed]
+    columns = [Column("setting"), Column("method"), Column("seed"), Column("why")]
+    return Table("Runs without a result", columns, rows, note="They are in no table and no figure of this page.", kind="text")
+
+
+def runs(results: Sequence[Told]) -> list[Table]:
+    """How it was run: settings of the methods, versions, machines, and every run."""
+    methods: dict[tuple[str, str], list[Told]] = {}
+    for result in results:
+        told = flat(result["cell"])
+        details = ", ".join(f"{key.removeprefix('method.').replace('_', ' ')} {value}" for key, value in told.items() if not _named(key))
+        methods.setdefault((family(told), details), []).append(result)
+    machines: dict[tuple[str, str], int] = {}
+    for result in results:
+        key = tuple(_pairs(result.get(part) or {}) for part in ("versions", "hardware"))
+        machines[key[0], key[1]] = machines.get((key[0], key[1]), 0) + 1
+    every = [
+        [
+            Cell(str(result.get("digest", ""))[:10]),
+            Cell(place(result["cell"])),
+            Cell(family(flat(result["cell"]))),
+            _seed(result),
+            number([float(result.get("seconds") or 0)], scale=1),
+            *(Cell(str(at(result, "weights", part) or "–")[:10]) for part in ("before", "after", "retrained")),
+        ]
+        for result in results
+    ]
+    weights = [Column(part, "digest of the weights") for part in ("before", "after", "retrained")]
+    return [
+        Table(
+            "Settings",
+            [Column("method"), Column("settings"), Column("runs"), Column("seconds a run")],
+            [
+                [
+                    Cell(label),
+                    Cell(details),
+                    Cell(str(len(found)), len(found)),
+                    number([float(each.get("seconds") or 0) for each in found], scale=1),
+                ]
+                for (label, details), found in methods.items()
+            ],
+            kind="text",
+        ),
+        Table(
+            "Versions and hardware",
+            [Column("versions"), Column("hardware"), Column("runs")],
+            [[Cell(versions), Cell(hardware), Cell(str(count), count)] for (versions, hardware), count in machines.items()],
+            kind="text",
+        ),
+        Table(
+            "Every run",
+            [Column("run"), Column("setting"), Column("method"), Column("seed"), Column("seconds"), *weights],
+            every,
+            kind="text",
+        ),
+    ]
+
+
+def _named(key: str) -> bool:
+    return key in ("method.name", "method.reading")
+
+
+def _pairs(told: Told) -> str:
+    return ", ".join(f"{key} {shown(value)}" for key, value in told.items()) or "not told"
+
+
+def _seed(result: Told) -> Cell:
+    seed = result["cell"].get("seed")
+    return Cell(str(seed), seed if isinstance(seed, int) else None)

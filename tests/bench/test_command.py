@@ -1,0 +1,63 @@
+"""`expunge bench` from end to end, on a profile of seconds."""
+
+import json
+
+import pytest
+
+from expunge import cli
+from expunge.bench import experiments
+from tests.bench.tiny import TINY
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(experiments.PROFILES, "smoke", TINY)
+        assert cli.main(["bench", "run", "table1", "--methods", "finetune", "--jobs", "1", "--out", str(folder)]) == 0
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setitem(experiments.PROFILES, "smoke", TINY)
+
+
+def told(capsys, *arguments):
+    assert cli.main(["bench", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_list_tells_how_much_is_done(out, capsys):
+    written = told(capsys, "list", "table1", "table3", "--methods", "finetune", "--out", out)
+    assert "Remove a full category: 2 of 2 cells done" in written and "Remove poisoned samples: 0 of 2 cells done" in written
+    assert "digits/resnet8, seeds 1" in written
+
+
+def test_table(out, capsys):
+    written = told(capsys, "table", "table1", "--methods", "finetune", "--out", out, "--format", "markdown")
+    assert "### table1: Remove a full category, digits/resnet8, at the epoch chosen on validation data" in written
+    assert "| Retrain | " in written and "| Finetune | " in written and "not run" not in written
+
+
+def test_a_dry_run_tells_how_long_and_does_nothing(out, capsys, tmp_path):
+    cells = tmp_path / "cells.json"
+    asked = ["run", "table3", "--methods", "finetune", "--out", out, "--jobs", "1", "--dry-run", "--cells", str(cells)]
+    written = told(capsys, *asked)
+    assert "train digits resnet8 poisoned 60 2 white train seed=1: " in written
+    assert "digits resnet8 poisoned n=60 trigger=2 value=white finetune seed=1: " in written
+    assert "1 networks and 2 of 2 cells to run: about " in written and "nothing alike" not in written
+    assert len(json.loads(cells.read_text())) == 2
+    assert told(capsys, *asked) == written
+    unknown = told(capsys, "run", "table3", "--methods", "finetune", "--dry-run", "--out", str(tmp_path / "new"))
+    assert "? s" in unknown and "of which nothing alike has run yet" in unknown
+
+
+def test_adopting_needs_a_name(out, capsys, tmp_path):
+    assert cli.main(["bench", "adopt", str(tmp_path / "mine.safetensors"), "--out", out]) == 2
+    assert "file: must be called DATASET-NETWORK-seedN.safetensors" in capsys.readouterr().err
+
+
+def test_mistakes_exit_with_two(capsys):
+    assert cli.main(["bench", "run", "table9"]) == 2
+    assert capsys.readouterr().err.startswith("expunge: experiments: must be all, or some of table1, table2")

@@ -1,0 +1,114 @@
+"""Experiments are lists of cells; the same run is one cell wherever it is asked for, and networks are shared."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from expunge.bench.cells import Cell
+from expunge.bench.experiments import EXPERIMENTS, OTHERS, PAPER, PAPER_METHODS, SMOKE, chosen, entries, methods, profile_of
+from expunge.bench.models import original, retrained
+from expunge.errors import InputError
+from expunge.methods import METHODS
+
+ALL = {name: entries(experiment, PAPER) for name, experiment in EXPERIMENTS.items()}
+
+
+def digests(name):
+    return {entry.cell.digest for entry in ALL[name]}
+
+
+def test_a_cell_is_json_and_comes_back():
+    for members in ALL.values():
+        for entry in members:
+            again = Cell.from_json(json.loads(json.dumps(entry.cell.as_json())))
+            assert again == entry.cell and again.digest == entry.cell.digest
+
+
+def test_every_setting_is_in_the_digest():
+    cell = ALL["table1"][0].cell
+    changes = {"dataset": "mnist", "network": "vgg16", "scenario": {"kind": "category", "label": 1}, "method": {"name": "finetune"}}
+    changes |= {"seed": 5, "recipe": {**cell.recipe, "epochs": 3}, "tuning": {"schedule": "own"}, "validation": 0.1}
+    changes |= {"precision": "float32", "relearn": {"rate": 0.1, "limit": 3}}
+    assert changes.keys() == cell.__dataclass_fields__.keys()
+    found = {replace(cell, **{name: value}).digest for name, value in changes.items()} | {cell.digest}
+    assert len(found) == 1 + len(changes)
+
+
+def test_what_two_experiments_need_is_one_cell():
+    assert digests("table2") < digests("table1")
+    assert len(digests("fig-influence") & digests("table1")) == 5 * 3  # Finetune, Influence and FisherMask, two of them in two readings
+    assert len(digests("fig-schedule") & digests("table1")) == 5 * 3
+    assert len(digests("fig-ratio") & digests("table1")) == 2 * 3
+    assert not digests("fig-relearn") & digests("table1")  # these are measured further
+
+
+def test_the_networks_are_few():
+    cells = [entry.cell for members in ALL.values() for entry in members if entry.cell.dataset == "cifar10"]
+    specs = {spec.digest for cell in cells for spec in (original(cell), retrained(cell))}
+    # A seed's: all data, without class 0, with poison, with wrong labels and without them at three shares.
+    assert len(specs) == 3 * (2 + 1 + 2 * 3)
+
+
+def test_clean_data_are_the_reference_of_poisoned_ones():
+    poisoned, category = ALL["table3"][0].cell, ALL["table1"][0].cell
+    assert retrained(poisoned).digest == original(category).digest != original(poisoned).digest
+
+
+def test_limited_remain_data_change_no_network():
+    for entry in ALL["table5"]:
+        assert original(entry.cell).data == {"kind": "all"}
+        assert retrained(entry.cell).data == {"kind": "category", "label": 0, "part": "retrain"}
+
+
+def test_the_paper_is_all_there():
+    table1 = [entry for entry in ALL["table1"] if entry.block == "cifar10/resnet20"]
+    assert {entry.row for entry in table1} == {*METHODS}
+    assert {entry.cell.seed for entry in table1} == {666, 777, 888}
+    assert {entry.block for entry in ALL["table1"]} == {"cifar10/resnet20", "cifar100/googlenet"}
+    assert {entry.section for entry in ALL["table3"]} == {"", "ratio 0.15", "ratio 0.20", "ratio 0.25"}
+    assert {entry.section for entry in ALL["table4"]} == {"10 %", "30 %", "50 %"}
+    assert {entry.section for entry in ALL["table5"]} == {"", "no remain data", "0.1 % remain data"}
+    assert {entry.section for entry in ALL["fig-schedule"]} == {"replayed", "constant 0.1", "constant 0.01", "constant 0.001"}
+    ratios = [entry.cell.method["ratio"] for entry in ALL["fig-ratio"]]
+    assert min(ratios) == 0 and max(ratios) == 0.12
+    assert "cifar100/resnet50_cifar" in {entry.block for entry in ALL["fig-influence"]}
+
+
+def test_all_methods_are_known_by_name():
+    assert {*PAPER_METHODS, *OTHERS} == {*METHODS}
+
+
+def test_both_readings_are_run_where_there_are_two():
+    assert ("fisher-mask", "released") in methods() and ("finetune", "released") not in methods()
+
+
+def test_the_papers_methods_alone():
+    named = {entry.cell.method["name"] for entry in entries(EXPERIMENTS["table1"], SMOKE, listed=("paper",))}
+    assert named == {*PAPER_METHODS, "mask-classifier"}
+    shown = {entry.cell.method["name"] for entry in entries(EXPERIMENTS["fig-influence"], SMOKE, listed=("paper",))}
+    assert shown == {"finetune", "influence", "fisher-mask"}
+
+
+def test_only_takes_the_cells_with_all_words():
+    found = entries(EXPERIMENTS["table1"], SMOKE, only=("seed=666", "fisher-mask-released"))
+    assert [(entry.cell.seed, entry.cell.method["reading"]) for entry in found] == [(666, "released")]
+
+
+def test_profiles_can_be_changed():
+    profile = profile_of("paper", seeds=(1, 2), models=("cifar10/vgg16",))
+    assert profile.seeds == (1, 2) and {entry.cell.network for entry in entries(EXPERIMENTS["table1"], profile)} == {"vgg16"}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: chosen(("table9",)), "experiments: must be all, or some of table1"),
+        (lambda: profile_of("large"), "profile: must be one of smoke, paper; found large"),
+        (lambda: profile_of("paper", models=("vgg16",)), "models: must be DATASET/NETWORK"),
+        (lambda: entries(EXPERIMENTS["table1"], SMOKE, listed=("magic",)), "methods: must be all, paper, or some of"),
+    ],
+)
+def test_mistakes_are_named(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
