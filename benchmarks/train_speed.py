@@ -19,7 +19,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from expunge.tuning import Constant, Training, Tuning, train, train_together
+from expunge.together import Training, train_together
+from expunge.tuning import Constant, Tuning, train
 from expunge.vision.datasets import Images
 from expunge.vision.networks import NETWORKS
 

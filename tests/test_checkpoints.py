@@ -19,7 +19,8 @@ from expunge.artifacts import weights_digest
 from expunge.errors import InputError, MismatchError
 from expunge.modes import Generators
 from expunge.objective import Objective
-from expunge.tuning import Constant, Steps, Training, Tuning, replay, train, train_together
+from expunge.together import Training, train_together
+from expunge.tuning import Constant, Steps, Tuning, replay, train
 
 EPOCHS = 5
 

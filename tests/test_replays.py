@@ -13,7 +13,8 @@ from expunge import replays, tuning
 from expunge.errors import InputError
 from expunge.modes import Generators
 from expunge.replays import WARM, Replays
-from expunge.tuning import Constant, Steps, Training, Tuning, train, train_together
+from expunge.together import Training, train_together
+from expunge.tuning import Constant, Steps, Tuning, train
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 

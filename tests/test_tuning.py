@@ -13,7 +13,8 @@ from expunge.batches import as_batches
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.modes import Generators
 from expunge.objective import Objective
-from expunge.tuning import Constant, Phase, Steps, Training, Tuning, replay, train, train_phases, train_together
+from expunge.together import Training, train_together
+from expunge.tuning import Constant, Phase, Steps, Tuning, replay, train, train_phases
 
 
 def data(samples: int = 40) -> TensorDataset:

@@ -1,15 +1,15 @@
-"""The only training loop, learning-rate schedules, and their replay in fewer epochs."""
+"""The only training loop."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,95 +20,29 @@ from expunge import checkpoints, masks
 from expunge.batches import Batches, Data, Rows, as_batches, batch_size, device_of, tensors, to_device
 from expunge.checks import screened
 from expunge.errors import DivergedError, InputError, ModelError
-from expunge.modes import Generators, in_mode, seeded
+from expunge.modes import in_mode, seeded
 from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays
+from expunge.schedules import Constant, Replay, Schedule, Steps, replay
+
+__all__ = [
+    "Constant",
+    "Losses",
+    "Phase",
+    "Precision",
+    "Replay",
+    "Schedule",
+    "Steps",
+    "Tuning",
+    "replay",
+    "steps",
+    "train",
+    "train_phases",
+]
 
 Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss a sample
 Precision = Literal["float32", "bfloat16"]
-
-
-def _check_positive(argument: str, value: float) -> None:
-    if not 0 < value < float("inf"):
-        raise InputError(argument, "must be a positive number", value)
-
-
-def _check_epochs(value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise InputError("epochs", "must be a whole number, 1 or more", value)
-
-
-class Schedule(Protocol):
-    """A learning rate for every moment of a training of `epochs` epochs; time is counted in epochs."""
-
-    @property
-    def epochs(self) -> int: ...
-
-    def rate(self, time: float) -> float: ...
-
-
-@dataclass(frozen=True)
-class Constant:
-    """The same rate throughout."""
-
-    base: float
-    epochs: int
-
-    def __post_init__(self) -> None:
-        _check_positive("base", self.base)
-        _check_epochs(self.epochs)
-
-    def rate(self, time: float) -> float:
-        return self.base
-
-
-@dataclass(frozen=True)
-class Steps:
-    """rate(t) = base · factor^#{d in decays : d ≤ t}, after a linear rise over the first `warmup` epochs.
-
-    The defaults are the paper's training on CIFAR and Tiny-ImageNet (section Experiment, Hyperparameters).
-    """
-
-    base: float = 0.1
-    epochs: int = 160
-    decays: tuple[float, ...] = (80, 120)
-    factor: float = 0.1
-    warmup: float = 0
-
-    def __post_init__(self) -> None:
-        _check_positive("base", self.base)
-        _check_positive("factor", self.factor)
-        _check_epochs(self.epochs)
-
-    def rate(self, time: float) -> float:
-        if time < self.warmup:
-            return self.base * time / self.warmup
-        # A replayed time is a product of floats: without the margin 2.5 epochs could miss their decay by one step.
-        passed = sum(1 for decay in self.decays if time >= decay - 1e-9 * self.epochs)
-        return self.base * self.factor**passed
-
-
-@dataclass(frozen=True)
-class Replay:
-    """rate(t) = schedule.rate(t · schedule.epochs / epochs): every decay at the same fraction of the training.
-
-    Section Fine-Tuning of the paper, S = `epochs`. Evaluated at every iteration, so Steps() in 5 epochs decays at 2.5 and 3.75.
-    """
-
-    schedule: Schedule
-    epochs: int = 5
-
-    def __post_init__(self) -> None:
-        _check_epochs(self.epochs)
-
-    def rate(self, time: float) -> float:
-        return self.schedule.rate(time * self.schedule.epochs / self.epochs)
-
-
-def replay(schedule: Schedule, epochs: int = 5) -> Replay:
-    """The original schedule compressed to fewer epochs."""
-    return Replay(schedule, epochs)
 
 
 @dataclass(frozen=True)
@@ -164,84 +98,6 @@ def train(
 
 
 @dataclass(frozen=True)
-class Training:
-    """The arguments of one `train`, for `train_together`; `note_loss(epoch, mean of its steps)` is called before `after_epoch`."""
-
-    model: nn.Module
-    data: Data
-    tuning: Tuning
-    after_epoch: Callable[[int], bool | None] | None = None
-    keep: str | os.PathLike[str] | None = None
-    note_loss: Callable[[int, float], None] | None = None
-
-
-def train_together(trainings: Sequence[Training], objective: Objective = Objective(), progress: bool = False) -> None:
-    """Several trainings, a step of each in turn; on CUDA each on a stream of its own, so that small networks share the device.
-
-    Each ends with what `train` alone would give. On CUDA they share the device's random numbers: there it is so unless they draw some while
-    they train (dropout, augmentation).
-    """
-    phases = [Phase(as_batches(each.data, "data", each.tuning.batch_size), "data") for each in trainings]
-    total = sum(each.tuning.schedule.epochs * len(phase.batches) for each, phase in zip(trainings, phases, strict=True))
-    with ExitStack() as stack:
-        for device in dict.fromkeys(device_of(each.model) for each in trainings):
-            stack.enter_context(seeded(0, device))  # the trainings seed as they go, and end in any order
-        stack.enter_context(torch.inference_mode(False))  # and the first to end must not switch gradients off for the others
-        stack.enter_context(torch.enable_grad())
-        turns = []
-        for each, phase in zip(trainings, phases, strict=True):
-            turns.append(_Turn(stack.enter_context(closing(_alone(each, phase, objective))), device_of(each.model)))
-            stack.callback(turns[-1].join)
-        for _ in track(_in_turn(turns), "training", total, enabled=progress):
-            pass
-
-
-def _alone(training: Training, phase: Phase, objective: Objective) -> Generator[None, None, None]:
-    return _steps(
-        training.model, lambda epoch: [phase], training.tuning, objective, None, training.after_epoch, training.keep, training.note_loss
-    )
-
-
-def _in_turn(turns: Sequence[_Turn]) -> Iterator[None]:
-    running = list(turns)
-    while running:
-        for turn in list(running):
-            if turn.step():
-                yield
-            else:
-                running.remove(turn)
-
-
-class _Turn:
-    """One of several trainings: on CUDA with a stream of its own, on the CPU with random numbers of its own."""
-
-    def __init__(self, steps: Generator[None, None, None], device: torch.device) -> None:
-        self.steps = steps
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.generators: Generators | None = None
-        if self.stream is not None:
-            self.stream.wait_stream(torch.cuda.current_stream(device))
-
-    def step(self) -> bool:
-        """False where there was none left."""
-        if self.stream is not None:
-            with torch.cuda.stream(self.stream):
-                return self._step()
-        if self.generators is not None:
-            self.generators.restore()
-        went = self._step()
-        self.generators = Generators.now()
-        return went
-
-    def _step(self) -> bool:
-        return next(self.steps, self) is None
-
-    def join(self) -> None:
-        if self.stream is not None:
-            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
-
-
-@dataclass(frozen=True)
 class Phase:
     """One pass over some data with a loss of its own; `loss` None: the mean of the objective's.
 
@@ -269,12 +125,12 @@ def train_phases(
     `hold(optimizer)` is entered before the first step: it may keep weights where they are (`masks.freeze`, `masks.only`).
     """
     total = sum(len(phase.batches) for epoch in range(tuning.schedule.epochs) for phase in phases(epoch))
-    with closing(_steps(model, phases, tuning, objective, hold, after_epoch, keep)) as steps:
-        for _ in track(steps, "training", total, enabled=progress):
+    with closing(steps(model, phases, tuning, objective, hold, after_epoch, keep)) as each:
+        for _ in track(each, "training", total, enabled=progress):
             pass
 
 
-def _steps(
+def steps(
     model: nn.Module,
     phases: Callable[[int], Sequence[Phase]],
     tuning: Tuning,

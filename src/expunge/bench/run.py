@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -76,24 +77,29 @@ def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
     return [spec for spec in found.values() if not store.holds(spec)]
 
 
-def run(tasks: Sequence[Task], place: Place, jobs: int = 1, say: Callable[[str], None] = lambda line: None) -> int:
-    """Do what is not done; the number of cells that broke. With several jobs as many processes share the work."""
+def run(
+    tasks: Sequence[Task],
+    place: Place,
+    jobs: int = 1,
+    say: Callable[[str], None] = lambda line: None,
+    wanted: Callable[[], bool] = lambda: True,
+) -> int:
+    """Do what is not done, as long as it is `wanted`; the number of cells that broke. Several `jobs` are processes that share the work."""
     if jobs > 1:
         return _in_processes(tasks, place, jobs)
     with one_thread() if place.device.type == "cpu" else torch.cuda.device(place.device):
-        return _Runner(tasks, place, say).run()
+        return _Runner(tasks, place, say, wanted).run()
 
 
 class _Runner:
-    def __init__(self, tasks: Sequence[Task], place: Place, say: Callable[[str], None]) -> None:
-        self.place, self.store, self.say = place, place.store, say
-        self.total = len(tasks)
+    def __init__(self, tasks: Sequence[Task], place: Place, say: Callable[[str], None], wanted: Callable[[], bool]) -> None:
+        self.place, self.store, self.say, self.wanted = place, place.store, say, wanted
         self.pending = [task for task in tasks if not self._noted(task)]
         self.untrained: dict[str, str] = {}  # networks that cannot be trained, and why
         self.broken = 0
 
     def run(self) -> int:
-        while self.pending:
+        while self.pending and self.wanted():
             progressed = self._train() or self._cells()
             self.pending = [task for task in self.pending if not self.place.done(task.cell)]
             if self.pending and not progressed:
@@ -128,6 +134,8 @@ class _Runner:
         """One pass over what is left; cells whose networks another runner is training have to wait."""
         progressed = False
         for task in list(self.pending):
+            if not self.wanted():
+                break
             needed = (original(task.cell), retrained(task.cell))
             refused = next((self.untrained[spec.digest] for spec in needed if spec.digest in self.untrained), None)
             if refused is None and not all(self.store.holds(spec) for spec in needed):
@@ -162,7 +170,7 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
     content = [task.as_json() for task in tasks]
     path = write_json(place.folder / "asked" / f"{digest_of(content)}.json", content)
     command = [sys.executable, "-m", "expunge.bench.run", str(path), "--out", str(place.folder), "--models", str(place.models)]
-    command += ["--device", str(place.device), *([] if place.data is None else ["--data", place.data])]
+    command += ["--worker", "--device", str(place.device), *([] if place.data is None else ["--data", place.data])]
     runners = [subprocess.Popen(command) for _ in range(jobs)]
     try:
         codes = [runner.wait() for runner in runners]
@@ -181,10 +189,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", help="folder of the datasets; default: EXPUNGE_DATA, else ./data")
     parser.add_argument("--device", help="cuda or cpu; default: what there is")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
+    parser.add_argument("--worker", action="store_true", help="stop after the cell in hand when the process that started this one is gone")
     told = parser.parse_args(arguments)
     tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
     place = Place(Path(told.out), Path(told.models or Path(told.out) / "models"), told.data, chosen_device(told.device))
-    return 1 if run(tasks, place, told.jobs, lambda line: print(line, file=sys.stderr, flush=True)) else 0
+    parent = os.getppid()
+    broken = run(
+        tasks,
+        place,
+        told.jobs,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+        wanted=lambda: not told.worker or os.getppid() == parent,
+    )
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

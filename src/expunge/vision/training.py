@@ -17,7 +17,8 @@ from expunge.artifacts import load_tensors, save_tensors, weights_digest, write_
 from expunge.errors import InputError
 from expunge.metrics import accuracy
 from expunge.modes import seeded
-from expunge.tuning import Precision, Training, train_together
+from expunge.together import Training, train_together
+from expunge.tuning import Precision
 from expunge.vision.augmentation import Augmentation
 from expunge.vision.datasets import Images, ImageSet
 from expunge.vision.networks import NETWORKS
