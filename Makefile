@@ -23,6 +23,7 @@ lint: $(INSTALLED)
 bench: $(INSTALLED)
 	benchmarks/install
 	PYTHONPATH=src .venv-bench/bin/python benchmarks/fisher_speed.py
+	PYTHONPATH=src OMP_WAIT_POLICY=active .venv-bench/bin/python benchmarks/activation_speed.py
 	PYTHONPATH=src OMP_WAIT_POLICY=active .venv-bench/bin/python benchmarks/training_share.py
 
 clean:

@@ -170,7 +170,7 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
     content = [task.as_json() for task in tasks]
     path = write_json(place.folder / "asked" / f"{digest_of(content)}.json", content)
     command = [sys.executable, "-m", "expunge.bench.run", str(path), "--out", str(place.folder), "--models", str(place.models)]
-    command += ["--worker", "--device", str(place.device), *([] if place.data is None else ["--data", place.data])]
+    command += ["--worker-of", str(os.getpid()), "--device", str(place.device), *([] if place.data is None else ["--data", place.data])]
     runners = [subprocess.Popen(command) for _ in range(jobs)]
     try:
         codes = [runner.wait() for runner in runners]
@@ -189,17 +189,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", help="folder of the datasets; default: EXPUNGE_DATA, else ./data")
     parser.add_argument("--device", help="cuda or cpu; default: what there is")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
-    parser.add_argument("--worker", action="store_true", help="stop after the cell in hand when the process that started this one is gone")
+    parser.add_argument("--worker-of", type=int, help="process after whose end this one stops, when the cell in hand is done")
     told = parser.parse_args(arguments)
     tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
     place = Place(Path(told.out), Path(told.models or Path(told.out) / "models"), told.data, chosen_device(told.device))
-    parent = os.getppid()
     broken = run(
         tasks,
         place,
         told.jobs,
         say=lambda line: print(line, file=sys.stderr, flush=True),
-        wanted=lambda: not told.worker or os.getppid() == parent,
+        wanted=lambda: told.worker_of in (None, os.getppid()),
     )
     return 1 if broken else 0
 

@@ -68,8 +68,9 @@ def tradeoff(setting: Setting, name: str, styles: Mapping[str, int]) -> Figure |
     return Figure(
         "Remain against forget accuracy",
         "A mark for every method and seed, at the chosen epoch (where nothing is trained: by the mask alone). Up and left is better; "
-        "the dotted crosses are the networks before and retrained, mean over the seeds. "
-        "In the close-up marks of one spot stand side by side.",
+        "the dotted crosses are the networks before and retrained, mean over the seeds."
+        + " In the close-up marks of one spot stand side by side."
+        * (len(pictures) > 1),
         pictures,
         Table("Trade-off, a row a run", [Column("method"), Column("seed"), Column("forget, %"), Column("remain, %")], rows),
         legend,

@@ -74,7 +74,7 @@ def place(cell: Told) -> str:
     """A setting in words: dataset, network, scenario."""
     scenario = dict(cell.get("scenario") or {})
     kind = str(scenario.pop("kind", "unknown scenario"))
-    details = [f"{key} {shown(value)}" for key, value in scenario.items() if value is not None]
+    details = [f"{key.replace('_', ' ')} {shown(value)}" for key, value in scenario.items() if value is not None]
     return f"{cell.get('network')} on {cell.get('dataset')}: {', '.join([kind, *details])}"
 
 
