@@ -1,11 +1,13 @@
 """`expunge bench` from end to end, on a profile of seconds."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from expunge import cli
-from expunge.bench import experiments
+from expunge.bench import profiles
 from tests.bench.tiny import TINY
 
 
@@ -13,14 +15,14 @@ from tests.bench.tiny import TINY
 def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(experiments.PROFILES, "smoke", TINY)
+        patch.setitem(profiles.PROFILES, "smoke", TINY)
         assert cli.main(["bench", "run", "table1", "--methods", "finetune", "--jobs", "1", "--out", str(folder)]) == 0
     return str(folder)
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
-    monkeypatch.setitem(experiments.PROFILES, "smoke", TINY)
+    monkeypatch.setitem(profiles.PROFILES, "smoke", TINY)
 
 
 def told(capsys, *arguments):
@@ -56,6 +58,13 @@ def test_a_dry_run_tells_how_long_and_does_nothing(out, capsys, tmp_path):
 def test_adopting_needs_a_name(out, capsys, tmp_path):
     assert cli.main(["bench", "adopt", str(tmp_path / "mine.safetensors"), "--out", out]) == 2
     assert "file: must be called DATASET-NETWORK-seedN.safetensors" in capsys.readouterr().err
+
+
+def test_help_does_not_import_torch():
+    program = "import sys; from expunge.cli import main; main(['bench', '--help'])"
+    check = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
+    finished = subprocess.run([sys.executable, "-c", check + program], capture_output=True, text=True)
+    assert finished.returncode == 0 and "--dry-run" in finished.stdout and finished.stdout.endswith("False\n")
 
 
 def test_mistakes_exit_with_two(capsys):

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from expunge.bench.cells import Cell
-from expunge.bench.experiments import EXPERIMENTS, OTHERS, PAPER, PAPER_METHODS, SMOKE, chosen, entries, methods, profile_of
+from expunge.bench.experiments import EXPERIMENTS, OTHERS, PAPER_METHODS, chosen, entries, methods
 from expunge.bench.models import original, retrained
+from expunge.bench.profiles import PAPER, SMOKE, profile_of
 from expunge.errors import InputError
 from expunge.methods import METHODS
 
@@ -81,6 +82,13 @@ def test_all_methods_are_known_by_name():
 
 def test_both_readings_are_run_where_there_are_two():
     assert ("fisher-mask", "released") in methods() and ("finetune", "released") not in methods()
+
+
+def test_ssd_is_held_against_the_remain_data():
+    """Its own threshold of 10 is above what F_f/F can be where a tenth is forgotten."""
+    found = {name: {entry.cell.method["threshold"] for entry in ALL[name] if "threshold" in entry.cell.method} for name in ALL}
+    assert found["table1"] == {5.26, 9.17}  # 10 and 100 classes
+    assert found["table3"] == {10.0} and found["table4"] == {5.26, 2.7, 1.82}
 
 
 def test_the_papers_methods_alone():

@@ -19,7 +19,7 @@ from expunge.bench.formats import comma_separated, markdown
 from expunge.bench.models import named, original, retrained
 from expunge.bench.run import run
 from expunge.bench.tables import empty, tables
-from expunge.errors import InputError
+from expunge.errors import DivergedError, InputError
 from expunge.methods import METHODS
 from tests.bench.tiny import FEW, TINY, place, tasks, write_cells
 
@@ -185,6 +185,19 @@ def test_a_method_that_says_no_is_a_result(done):
     assert found.error is not None and "needs the data to keep" in found.error and found.final
     refused = [row for row in table_of(here, "table5", ("tf-idf-mask",))[0].rows if row.section == "no remain data"]
     assert {value.text for row in refused for value in row.values} == {"refused"}
+
+
+def test_a_method_that_diverges_is_a_result(done, tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Exploding:
+        def __call__(self, model, forget, remain, run):
+            raise DivergedError("the loss is no longer finite")
+
+    monkeypatch.setitem(METHODS, "exploding", Exploding)
+    here = replace(place(tmp_path), models=done[0].models)
+    assert run(tasks("table1", ("exploding",)), here) == 0
+    row = next(row for row in table_of(here, "table1", ("exploding",))[1].rows if row.name == "exploding")
+    assert {value.text for value in row.values} == {"diverged"}
 
 
 def test_missing_data_say_so_and_are_looked_for_again(tmp_path):

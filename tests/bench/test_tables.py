@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from expunge.bench.experiments import EXPERIMENTS, PAPER, SMOKE, entries
+from expunge.bench.experiments import EXPERIMENTS, entries
 from expunge.bench.formats import FORMATS, comma_separated, latex, markdown, plain, show
 from expunge.bench.paper import AVERAGE, Number
+from expunge.bench.profiles import PAPER, SMOKE
 from expunge.bench.results import Accuracies, Best, Epoch, Relearn, Result, Stability
 from expunge.bench.tables import empty, tables
 
@@ -116,7 +117,7 @@ def test_curves_keep_their_last_value():
 def test_markdown():
     text = markdown(tables(EXPERIMENTS["table1"], *made("table1"))[:2])
     assert "| | remain | forget | unlearn score | epochs |" in text
-    assert "| FisherMask | **82.0 ±1.0** (86.1 ±0.4; -4.1) | **0.0 ±0.0** (0 ±0; +0.0) |" in text
+    assert "| FisherMask | **82.0 ±1.0** (86.1 ±0.4; -4.1) | **0.0 ±0.0** (0.0 ±0.0; +0.0) |" in text
 
 
 def test_latex():

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from expunge.bench.experiments import EXPERIMENTS, SMOKE, entries
+from expunge.bench.experiments import EXPERIMENTS, entries
+from expunge.bench.profiles import SMOKE
 from expunge.bench.run import Place, Task
 
 TINY = replace(

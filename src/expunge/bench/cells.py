@@ -20,7 +20,7 @@ class Cell:
     `method` {"name": a key of METHODS, "reading": "text" or "released", and settings}; `tuning` the fine-tuning: {"schedule": "replayed",
     "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5}, {"schedule": "own"} for the method's own, or None. `recipe` is how
     the networks are trained. `validation` is the share of the training data kept apart to choose the epoch on; 0: it is chosen on the
-    test set. `relearn`, {"rate": 0.1, "limit": 100}, asks for the re-learn time too.
+    test set. `relearn`, {"rate": 0.1, "limit": 100} and perhaps "margin", asks for the re-learn time too.
     """
 
     dataset: str

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from expunge.bench.experiments import Entry, Experiment, Profile
+    from expunge.bench.experiments import Entry, Experiment
+    from expunge.bench.profiles import Profile
     from expunge.bench.run import Place, Task
 
 Do = Literal["list", "run", "table", "report", "adopt"]
@@ -76,7 +77,8 @@ def bench_command(
 
 def run_bench(options: Bench) -> int:
     """The exit code: 1 where something broke."""
-    from expunge.bench.experiments import chosen, entries, profile_of
+    from expunge.bench.experiments import chosen, entries
+    from expunge.bench.profiles import profile_of
 
     profile = profile_of(options.profile, options.seeds, options.models)
     experiments = chosen(("all",) if options.do == "adopt" else options.names)

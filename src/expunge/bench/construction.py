@@ -117,7 +117,8 @@ def relearning_of(cell: Cell) -> Relearning:
     """As the released program counts: full epochs in train mode at one rate, with the recipe's batches."""
     told = dict(cell.relearn or {})
     recipe = recipe_of(cell.recipe)
-    return Relearning(replace(recipe.tuning(cell.seed), schedule=Constant(told["rate"], told["limit"])))
+    tuning = replace(recipe.tuning(cell.seed), schedule=Constant(told.pop("rate"), told.pop("limit")))
+    return Relearning(tuning, **told)
 
 
 def _tuples(content: Mapping[str, Any]) -> dict[str, Any]:

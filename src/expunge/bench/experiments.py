@@ -1,14 +1,15 @@
-"""The paper's tables and figures as lists of cells, and the profiles they are run in: all of it data."""
+"""The paper's tables and figures as lists of cells."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from expunge.bench.cells import Cell
-from expunge.bench.paper import GOOGLENET, ORIGINAL, RESNET20
+from expunge.bench.paper import ORIGINAL
+from expunge.bench.profiles import Profile, Settings
 from expunge.errors import InputError
 from expunge.methods import METHODS
 from expunge.tuning import Tuning
@@ -32,68 +33,7 @@ CATEGORY = {"kind": "category", "label": 0}  # the paper removes the first
 RATIOS = (0.15, 0.20, 0.25)
 SHARES = (0.1, 0.3, 0.5)
 RATES = (0.1, 0.01, 0.001)
-
-Settings = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Profile:
-    """A size of the experiments. `models` are DATASET/NETWORK: tables 1 and 2 take all of them, everything else the first.
-
-    `settings` are those of single methods, as written, where their defaults do not suit the data, with "tuning" for their training.
-    """
-
-    name: str
-    models: tuple[str, ...]
-    seeds: tuple[int, ...]
-    training: Settings = field(default_factory=dict)  # changes of the dataset's recipe
-    tuning_epochs: int = 5
-    validation: float = 0.0
-    precision: str = "float32"
-    poison: Settings = field(default_factory=lambda: {"n": 200, "trigger": 4})
-    remain_fraction: float = 0.001
-    ratios: tuple[float, ...] = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12)
-    relearn: Settings = field(default_factory=lambda: {"rate": 0.1, "limit": 40})
-    influence_models: tuple[str, ...] = ()  # beside the first model
-    settings: Mapping[str, Settings] = field(default_factory=dict)
-
-
-# SSD's threshold of 10 is the ceiling of F_f/F where a tenth of the data is forgotten; this one is 10 against the remain data alone.
-SSD = {"threshold": 5.26}
-
-
-def _steady(rate: float, **other: Any) -> dict[str, Any]:
-    return {"schedule": "constant", "rate": rate, "epochs": 5, "weight_decay": 5e-4, **other}
-
-
-SMOKE = Profile(
-    name="smoke",
-    models=("digits/resnet8",),
-    seeds=(666, 777),
-    training={"epochs": 30},
-    validation=0.2,
-    poison={"n": 60, "trigger": 2, "value": "white"},  # digits are black in the corner anyway
-    remain_fraction=0.05,  # 54 samples: about as many as the paper's 0.1 %
-    relearn={"rate": 0.01, "limit": 20},
-    settings={
-        "ssd": SSD,
-        "gradient-ascent": {"tuning": _steady(1e-3)},
-        "neg-grad-plus": {"remain_weight": 0.9, "tuning": _steady(0.01, momentum=0.0)},
-        "random-labels": {"tuning": _steady(3e-4, optimizer="adam")},
-        "salun": {"tuning": _steady(0.013)},
-        "bad-teacher": {"tuning": _steady(3e-4, optimizer="adam")},
-        "scrub": {"forget_batch_size": 32, "tuning": _steady(5e-3)},
-    },
-)
-PAPER = Profile(
-    name="paper",
-    models=(RESNET20, GOOGLENET),
-    seeds=(666, 777, 888),
-    precision="bfloat16",
-    influence_models=("cifar100/resnet50_cifar",),
-    settings={"ssd": SSD},
-)
-PROFILES = {profile.name: profile for profile in (SMOKE, PAPER)}
+CLASSES = {"cifar100": 100, "tiny-imagenet": 200}  # other datasets have 10
 
 
 @dataclass(frozen=True)
@@ -146,6 +86,16 @@ def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
     return {"schedule": "own", "epochs": parameter.default.schedule.epochs}
 
 
+def _ssd_threshold(dataset: str, scenario: Settings) -> float:
+    """A ratio of 10 to the remain data alone: SSD's is to all data, where 1/f is the most, f the share to forget (docs/dampening.md).
+
+    F_f/F = ρ / (1 − f + ρ·f) at ρ = F_f/F_r.
+    """
+    shares = {"category": 1 / CLASSES.get(dataset, 10), "mislabelled": scenario.get("fraction", 0.0)}
+    share = shares.get(scenario["kind"], 0.0)
+    return round(10 / (1 - share + 10 * share), 2)
+
+
 def _cells(profile: Profile, model: str, scenario: Settings, name: str, reading: str, ratio: float | None = None) -> Iterator[Cell]:
     dataset, _, network = model.partition("/")
     recipe = replace(recipe_for(dataset), **profile.training)
@@ -154,6 +104,8 @@ def _cells(profile: Profile, model: str, scenario: Settings, name: str, reading:
         method["ratio"] = recipe.mask_ratio if ratio is None else ratio
     if reading == "text":
         method |= {setting: value for setting, value in profile.settings.get(name, {}).items() if setting != "tuning"}
+        if name == "ssd":
+            method["threshold"] = _ssd_threshold(dataset, scenario)
     tuning = _tuning(profile, name, reading)
     if scenario.get("remain_count") == 0 and tuning is not None and tuning["schedule"] == "replayed":
         tuning = None
@@ -268,16 +220,6 @@ EXPERIMENTS = {
         Experiment("fig-ratio", "Ratios of FisherMask", ("remain by epoch", "forget by epoch"), _ratio),
     )
 }
-
-
-def profile_of(name: str, seeds: Sequence[int] = (), models: Sequence[str] = ()) -> Profile:
-    if name not in PROFILES:
-        raise InputError("profile", f"must be one of {', '.join(PROFILES)}", name)
-    profile = PROFILES[name]
-    for model in models:
-        if model.count("/") != 1:
-            raise InputError("models", "must be DATASET/NETWORK, such as cifar10/vgg16", model)
-    return replace(profile, seeds=tuple(seeds) or profile.seeds, models=tuple(models) or profile.models)
 
 
 def chosen(names: Sequence[str]) -> list[Experiment]:

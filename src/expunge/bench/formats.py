@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 
-from expunge.bench.tables import Table, Value
+from expunge.bench.tables import Table, Value, as_printed
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -41,7 +41,7 @@ def _latex(table: Table) -> str:
             return _escaped(value.text)
         ours = f"{value.mean:.1f}" + (rf" {{\scriptsize$\pm${value.sd:.1f}}}" if value.seeds > 1 else "")
         ours = rf"\textbf{{{value.mean:.1f}}}" + ours.removeprefix(f"{value.mean:.1f}") if value.best else ours
-        return ours if value.gap is None or value.paper is None else rf"{ours} ({value.paper.value:g}; ${value.gap:+.1f}$)"
+        return ours if value.gap is None or value.paper is None else rf"{ours} ({as_printed(value.paper.value)}; ${value.gap:+.1f}$)"
 
     width = len(table.columns)
     lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{l{'c' * width}}}", r"\toprule"]
@@ -121,9 +121,11 @@ def _plain(table: Table) -> str:
     return "\n".join([table.title, *body, *table.notes, _legend(table, "*: the best.")])
 
 
-def _legend(table: Table, bold: str) -> str:
-    percent = "Percent, mean ± sd over seeds. " if any(column.percent for column in table.columns) else "Mean ± sd over seeds. "
-    return percent + bold + (" In brackets: the paper's number, and the gap to it." if table.compared else "")
+def _legend(table: Table, best: str) -> str:
+    said = ["Percent, mean ± sd over seeds." if any(column.percent for column in table.columns) else "Mean ± sd over seeds."]
+    if any(column.better for column in table.columns):
+        said.append(best)
+    return " ".join([*said, "In brackets: the paper's number, and the gap to it."] if table.compared else said)
 
 
 def show(tables: Sequence[Table]) -> None:

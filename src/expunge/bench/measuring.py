@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Mapping
@@ -18,8 +19,8 @@ from expunge.batches import Data
 from expunge.bench.cells import Cell
 from expunge.bench.construction import method_of, parts, relearning_of, scenario_of
 from expunge.bench.models import Store, original, retrained
-from expunge.bench.results import NO_DATA
-from expunge.errors import ExpungeError, InputError
+from expunge.bench.results import DIVERGED, NO_DATA
+from expunge.errors import DivergedError, ExpungeError, InputError
 from expunge.methods import Method, Run
 from expunge.metrics import Predictions
 from expunge.patches import Patch
@@ -44,7 +45,9 @@ def perform(cell: Cell, store: Store) -> dict[str, Any]:
 
 
 def reason(error: ExpungeError) -> str:
-    return f"{NO_DATA}: {error}" if isinstance(error, InputError) and error.argument == "data" else str(error)
+    if isinstance(error, InputError) and error.argument == "data":
+        return f"{NO_DATA}: {error}"
+    return f"{DIVERGED}: {error}" if isinstance(error, DivergedError) else str(error)
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:
@@ -71,7 +74,7 @@ def _measured(cell: Cell, store: Store) -> dict[str, Any]:
     said["after"] = _said(after, scenario)
     epochs = [_epoch(record) for record in history]
     best = next(each for each in epochs if each["epoch"] == on.epoch)
-    by = {name: (metrics.agreement(each, other), metrics.divergence(each, other)) for name, each, other in _pairs(said)}
+    by = {name: (metrics.agreement(each, other), _finite(metrics.divergence(each, other))) for name, each, other in _pairs(said)}
     return found | {
         "work_seconds": seconds,
         "weights": {"before": weights_digest(before), "after": weights_digest(after), "retrained": weights_digest(reference)},
@@ -136,6 +139,11 @@ def _pairs(said: Mapping[str, Mapping[str, Predictions]]) -> list[tuple[str, Pre
     """What the network says beside what the retrained one says: on remain and on forget data, and on all of them."""
     found = [(name, said["after"][name], said["retrained"][name]) for name in ("remain", "forget")]
     return [*found, ("all", _joined(said["after"]), _joined(said["retrained"]))]
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity, which a network that is sure of the wrong class may reach."""
+    return value if math.isfinite(value) else None
 
 
 def _joined(said: Mapping[str, Predictions]) -> Predictions:

@@ -12,7 +12,8 @@ from typing import Any, Literal
 from expunge.bench.cells import Cell
 from expunge.errors import InputError
 
-NO_DATA = "no data"
+NO_DATA = "no data"  # what an error begins with where the dataset is not there
+DIVERGED = "diverged"  # and where the numbers left the finite ones
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Result:
     agreement: float | None
     divergence: float | None
     agreement_by: Mapping[str, float]
-    divergence_by: Mapping[str, float]
+    divergence_by: Mapping[str, float | None]
     attack: float | None
     class_accuracies: Mapping[str, Sequence[float | None]]
     predicted: Mapping[str, Sequence[float]]
