@@ -20,11 +20,13 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# For all variants alike: threads that wait actively, and a C library that keeps memory instead of giving it back after every pass.
+STEADY := OMP_WAIT_POLICY=active MALLOC_TRIM_THRESHOLD_=8000000000 MALLOC_MMAP_THRESHOLD_=2000000000 PYTHONPATH=src
 bench: $(INSTALLED)
 	benchmarks/install
-	PYTHONPATH=src .venv-bench/bin/python benchmarks/fisher_speed.py
-	PYTHONPATH=src OMP_WAIT_POLICY=active .venv-bench/bin/python benchmarks/activation_speed.py
-	PYTHONPATH=src OMP_WAIT_POLICY=active .venv-bench/bin/python benchmarks/training_share.py
+	$(STEADY) .venv-bench/bin/python benchmarks/fisher_speed.py
+	$(STEADY) .venv-bench/bin/python benchmarks/activation_speed.py
+	$(STEADY) .venv-bench/bin/python benchmarks/training_share.py
 
 clean:
 	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 import numpy
 import torch
@@ -16,8 +16,7 @@ from expunge.errors import InputError, ModelError
 from expunge.fisher import cotangents as kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.graphs import Graphs
-from expunge.fisher.halves import FEWEST, Halves, hooked, twin
-from expunge.fisher.passes import Pass, asking, closed_forms
+from expunge.fisher.passes import Pass, closed_forms
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.scratch import Scratch
 from expunge.fisher.sums import FisherSums
@@ -65,10 +64,9 @@ def diagonal(
         else:
             adder = _Samplewise(model, wanted, objective, kind, draws, seed)
         device = device_of(model)
-        with closing(adder):
-            for batch in track(data, f"Fisher ({kind})", total=len(data), enabled=progress):
-                check_batch(batch, "batches", objective)
-                adder.add(to_device(batch, device))
+        for batch in track(data, f"Fisher ({kind})", total=len(data), enabled=progress):
+            check_batch(batch, "batches", objective)
+            adder.add(to_device(batch, device))
     return FisherSums(adder.totals(), adder.count, kind, digest)
 
 
@@ -94,9 +92,6 @@ class _Totals:
         # Squares formed by pairs of positions can come out below zero by a rounding error.
         return {name: (none if name in none else self.held)[name].clamp_min(0).contiguous() for name in self.parameters}
 
-    def close(self) -> None:
-        """No more batches will be added."""
-
 
 class _Batchwise(_Totals):
     def add(self, batch: Batch) -> None:
@@ -114,8 +109,6 @@ class _Samplewise(_Totals):
         self.scratch = Scratch()
         self.plan: Plan | None = None
         self.graphs: Graphs | None = None
-        other = twin(model)
-        self.halves = None if other is None else Halves(model, other)
         self.logits: torch.Size | None = None  # of the last batch
 
     def add(self, batch: Batch) -> None:
@@ -134,8 +127,6 @@ class _Samplewise(_Totals):
             return self.commit(squares, samples)
         # Outside the except block, which would keep the failed pass's tensors alive.
         self.scratch, self.graphs = Scratch(), None
-        if self.halves is not None:
-            self.halves.scratches = Scratch(), Scratch()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         for half in (slice(0, samples // 2), slice(samples // 2, None)):
@@ -159,27 +150,17 @@ class _Samplewise(_Totals):
         for way, names in ((batched, plan.batched), (looped, plan.looped)):
             if names:
                 squares |= way(self.model, names, batch, found.cotangents, self.objective)
-        if self.graphs is None and tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model)):
+        if self.graphs is None and tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or _hooked(self.model)):
             self.graphs = Graphs(lambda batch, noise: self.closed_forms(plan, batch, noise))
         return squares
 
     def closed_forms(self, plan: Plan, batch: Batch, noise: Tensor) -> Pass:
-        def run(model: nn.Module, batch: Batch, noise: Tensor, scratch: Scratch) -> Pass:
-            def sent(logits: Tensor) -> Sequence[Tensor]:
-                if logits.shape[:1] != (batch_size(batch),):
-                    raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
-                return list(self.passes(logits.detach(), self.objective.targets(batch), noise))
+        def sent(logits: Tensor) -> Sequence[Tensor]:
+            if logits.shape[:1] != (batch_size(batch),):
+                raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
+            return list(self.passes(logits.detach(), self.objective.targets(batch), noise))
 
-            return closed_forms(model, self.parameters, plan.layouts, plan.idle, batch, sent, self.objective, scratch)
-
-        with asking(self.parameters, plan.layouts):
-            if self.halves is not None and batch_size(batch) >= 2 * FEWEST:
-                return self.halves(run, batch, noise)
-            return run(self.model, batch, noise, self.scratch)
-
-    def close(self) -> None:
-        if self.halves is not None:
-            self.halves.close()
+        return closed_forms(self.model, self.parameters, plan.layouts, plan.idle, batch, sent, self.objective, self.scratch)
 
 
 @contextmanager
@@ -212,6 +193,11 @@ def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Param
     if not chosen:
         raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
     return chosen
+
+
+def _hooked(model: nn.Module) -> bool:
+    """Somebody's hooks are to be called at every pass."""
+    return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules())
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

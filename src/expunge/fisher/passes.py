@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,20 +24,6 @@ class Pass:
     unexpected: set[str]  # used in a way the layouts do not know: the pass does not count
 
 
-@contextmanager
-def asking(parameters: Mapping[str, nn.Parameter], layouts: Mapping[str, Layout]) -> Iterator[None]:
-    """Gradients are asked of the parameters that have a layout alone; afterwards the flags are as before, and no gradient is left."""
-    flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
-    try:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in layouts)
-        yield
-    finally:
-        for name, parameter in parameters.items():
-            parameter.grad = None
-            parameter.requires_grad_(flags[name])
-
-
 def closed_forms(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
@@ -49,16 +34,24 @@ def closed_forms(
     objective: Objective,
     scratch: Scratch,
 ) -> Pass:
-    """Squares of the parameters that have a layout, within `asking`. Their weight gradients are never formed: a `.grad` that appears
-    all the same belongs to a parameter that was used outside the closed forms. A use of an `idle` one is unexpected; others stand still."""
+    """Squares of the parameters that have a layout. Their weight gradients are never formed: a `.grad` that appears all the same
+    belongs to a parameter that was used outside the closed forms. A use of an `idle` one is unexpected; others stand still."""
     names = {id(parameters[name]): name for name in (*layouts, *idle)}
-    scratch.begin()
-    interception = Interception(names, layouts, batch_size(batch), scratch)
-    with torch.enable_grad(), interception:
-        logits = objective.outputs(model, batch)
-    sent = cotangents(logits)
-    for number, cotangent in enumerate(sent):
-        if logits.requires_grad:
-            logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent))
-    unexpected = interception.outside | {name for name in layouts if parameters[name].grad is not None}
-    return Pass(interception.squares, sent, logits.shape, unexpected)
+    flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in layouts)
+        scratch.begin()
+        interception = Interception(names, layouts, batch_size(batch), scratch)
+        with torch.enable_grad(), interception:
+            logits = objective.outputs(model, batch)
+        sent = cotangents(logits)
+        for number, cotangent in enumerate(sent):
+            if logits.requires_grad:
+                logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent))
+        unexpected = interception.outside | {name for name in layouts if parameters[name].grad is not None}
+        return Pass(interception.squares, sent, logits.shape, unexpected)
+    finally:
+        for name, parameter in parameters.items():
+            parameter.grad = None
+            parameter.requires_grad_(flags[name])

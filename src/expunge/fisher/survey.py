@@ -19,7 +19,7 @@ from expunge.batches import batch_size, device_of, each_tensor, take
 from expunge.errors import ModelError
 from expunge.fisher.interception import Interception
 from expunge.fisher.layouts import Layout, infer
-from expunge.fisher.passes import asking, closed_forms
+from expunge.fisher.passes import closed_forms
 from expunge.fisher.samples import Squares, add_single, batched, relative_error
 from expunge.fisher.scratch import Scratch, wide
 from expunge.objective import Batch, Objective
@@ -161,8 +161,7 @@ def _wrong(
 ) -> set[str] | None:
     """The names whose closed form does not give the reference on the probe; None where the pass cannot be made at all."""
     try:
-        with asking(parameters, layouts):
-            found = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
+        found = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
         return None
     agreed = {name for name in layouts if name not in found.unexpected and _agree(found.squares.get(name), reference[name])}
