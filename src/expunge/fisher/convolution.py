@@ -40,7 +40,8 @@ def squares(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
 def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 1) -> Way:
     """The way for this shape (benchmarks/convolution_ways.py prints the timings behind the thresholds)."""
     if math.prod(geometry.kernel) == 1:
-        return by_taps
+        planes = inputs.device.type == "cpu" and inputs.is_contiguous() and gradients.is_contiguous()
+        return by_planes if planes and frames == 1 and _pointwise(geometry) else by_taps
     if inputs.device.type != "cpu":
         return by_columns  # few launches, and the copy runs at memory speed
     positions = math.prod(gradients.shape[2:])
@@ -52,12 +53,26 @@ def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 
 def memory_format(inputs: Tensor, geometry: Geometry) -> torch.memory_format:
     """Channels last where patches become rows; planes where, on the CPU, the library's own kernel takes them."""
     size = [length // stride for length, stride in zip(inputs.shape[2:], geometry.stride, strict=True)]
+    if inputs.device.type == "cpu" and inputs.is_contiguous() and math.prod(geometry.kernel) == 1 and _pointwise(geometry):
+        return torch.contiguous_format
     if inputs.dim() != 4 or (inputs.device.type == "cpu" and math.prod(size) > SMALL and math.prod(geometry.kernel) > 1):
         return torch.contiguous_format
     return torch.channels_last
 
 
 SMALL = 64  # output positions
+
+
+def _pointwise(geometry: Geometry) -> bool:
+    return geometry.groups == 1 and not any(geometry.padding) and all(stride == 1 for stride in geometry.stride)
+
+
+def by_planes(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
+    """A kernel of one tap over all positions: one batched matmul of the planes as they are, nothing is moved."""
+    shape = (gradients.shape[1], inputs.shape[1])
+    total = scratch.total(name, shape, inputs)
+    add_squared_products(total[None], gradients.flatten(2)[:, None], inputs.flatten(2).transpose(1, 2)[:, None], scratch)
+    return total.view(*shape, *geometry.kernel)
 
 
 def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:

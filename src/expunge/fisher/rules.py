@@ -102,6 +102,7 @@ class Convolution(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
     ) -> Tensor:
+        ctx.planes = inputs.is_contiguous()
         inputs = inputs.contiguous(memory_format=convolution.memory_format(inputs, geometry))
         ctx.use, ctx.geometry, ctx.transposed, ctx.extra = use, geometry, transposed, extra
         ctx.save_for_backward(inputs, weight)
@@ -127,6 +128,8 @@ class Convolution(torch.autograd.Function):
                     geometry.stride, geometry.padding, geometry.dilation, ctx.transposed, ctx.extra, geometry.groups,
                     [True, False, False],
                 )[0]  # fmt: skip
+                if ctx.planes and back.device.type == "cpu":
+                    back = back.contiguous()  # as the operation before has its output: two formats in one operation are many times slower
         return None, None, None, None, back, None, None
 
 
