@@ -13,10 +13,10 @@ import time
 
 import torch
 
-from expunge.fisher.convolution import Geometry, by_columns, by_groups, by_taps, choose, memory_format
+from expunge.fisher.convolution import Geometry, by_columns, by_groups, by_planes, by_taps, choose, memory_format
 from expunge.fisher.scratch import Scratch
 
-WAYS = {way.__name__: way for way in (by_taps, by_columns, by_groups)}
+WAYS = {way.__name__: way for way in (by_taps, by_columns, by_groups, by_planes)}
 SHAPES = [  # channels in, channels out, image, kernel, stride
     *((3, 16, 32, 3, 1), (16, 16, 32, 3, 1), (16, 32, 32, 3, 2), (32, 32, 16, 3, 1), (64, 64, 8, 3, 1)),
     *((64, 64, 32, 3, 1), (128, 128, 16, 3, 1), (256, 256, 8, 3, 1), (512, 512, 4, 3, 1), (512, 512, 2, 3, 1), (108, 48, 32, 1, 1)),
@@ -36,7 +36,8 @@ def main() -> None:
         weight = torch.randn(outside, inside, kernel, kernel, device=options.device)
         gradients = torch.randn_like(torch.conv2d(inputs, weight, None, stride, kernel // 2))
         scratch = Scratch()
-        times: dict[str, list[float]] = {name: [] for name in ("plain", *WAYS)}
+        ways = {name: way for name, way in WAYS.items() if kernel == 1 or way is not by_planes}
+        times: dict[str, list[float]] = {name: [] for name in ("plain", *ways)}
         for index in range(options.rounds + 1):
             for name, taken in times.items():
                 begin = _now(options.device)
@@ -45,10 +46,10 @@ def main() -> None:
                         gradients, inputs, weight, None, geometry.stride, geometry.padding, (1, 1), False, (0, 0), 1, [False, True, False]
                     )
                 else:
-                    WAYS[name](inputs, gradients, geometry, scratch, "weight")
+                    ways[name](inputs, gradients, geometry, scratch, "weight")
                 if index:
                     taken.append(_now(options.device) - begin)
-        ratios = {name: statistics.median(a / b for a, b in zip(times[name], times["plain"], strict=True)) for name in WAYS}
+        ratios = {name: statistics.median(a / b for a, b in zip(times[name], times["plain"], strict=True)) for name in ways}
         shape = f"{inside}x{image}x{image} -> {outside}, kernel {kernel}, stride {stride}"
         chosen = choose(inputs, gradients, geometry).__name__
         print(f"{shape:40}", "  ".join(f"{name} {ratio:5.2f}{'*' if name == chosen else ' '}" for name, ratio in ratios.items()))

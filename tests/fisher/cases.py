@@ -227,6 +227,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "conv2d large": (lambda: flat(nn.Conv2d(9, 4, 3, padding=1), 400), images(9, 10, 10)),
     "conv2d large, few channels": (lambda: flat(nn.Conv2d(2, 4, 3, stride=1, padding=1), 400), images(2, 10, 10)),
     "conv2d 1x1": (lambda: flat(nn.Conv2d(3, 4, 1), 100), images(3, 5, 5)),
+    "conv2d 1x1, strided": (lambda: flat(nn.Conv2d(3, 4, 1, stride=2), 36), images(3, 5, 5)),
+    "conv_transpose2d 1x1": (lambda: flat(nn.ConvTranspose2d(3, 4, 1), 100), images(3, 5, 5)),
     "conv2d tiny": (lambda: flat(nn.Conv2d(3, 4, 3, padding=1), 16), images(3, 2, 2)),
     "conv2d stride, dilation": (lambda: flat(nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2)), 63), images(2, 6, 5)),
     "conv2d strided, large": (lambda: flat(nn.Conv2d(2, 3, 3, stride=2, padding=1, dilation=2), 243), images(2, 19, 19)),
