@@ -95,11 +95,11 @@ def test_what_is_missing_is_said():
 
 
 def test_seeds_beyond_the_limit_are_counted():
-    members, found = made("fig-relearn", relearn=Relearn(4, 40))
+    members, found = made("fig-relearn", relearn=Relearn(4, 40, 0.1, (1.0, 0.1)))
     label = row_of(tables(EXPERIMENTS["fig-relearn"], members, found)[0], "FisherMask").values[0]
     assert label.mean == 4
     first = next(entry for entry in members if entry.cell.method["name"] == "fisher-mask" and entry.cell.method["reading"] == "text")
-    found[first.cell.digest] = replace(found[first.cell.digest], relearn=Relearn(None, 40))
+    found[first.cell.digest] = replace(found[first.cell.digest], relearn=Relearn(None, 40, 0.1, (1.0,)))
     table = tables(EXPERIMENTS["fig-relearn"], members, found)[0]
     assert row_of(table, "FisherMask").values[0].ours == "beyond in 1 of 3" and table.columns[0].title == "epochs, of at most 40"
 
@@ -144,7 +144,7 @@ def test_csv_is_one_line_a_number():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_experiment_in_every_format(name, form):
-    text = FORMATS[form](tables(EXPERIMENTS[name], *made(name, SMOKE, ("all",), relearn=Relearn(3, 40))))
+    text = FORMATS[form](tables(EXPERIMENTS[name], *made(name, SMOKE, ("all",), relearn=Relearn(3, 40, 0.1, (1.0, 0.1)))))
     assert "not run" not in text and ("FisherMask" in text or "fisher-mask" in text)
 
 

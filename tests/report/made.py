@@ -53,7 +53,7 @@ def result(
         "best": {"on": "test", "epoch": 5, **{key: steps[5][key] for key in ("remain", "forget", "unlearn_score")}},
         "last": steps[5],
         "stability": accuracies(0.02, 0.01 * place),
-        "relearn": {"epochs": None if method == "retrain" else 2 + place, "limit": 20},
+        "relearn": {"epochs": None if method == "retrain" else 2 + place, "limit": 20, "goal": 0.1, "losses": [2.0, 0.1]},
         "agreement": 0.9,
         "divergence": 0.2,
         "agreement_by": {"remain": 0.91, "forget": 0.8},

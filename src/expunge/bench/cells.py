@@ -6,7 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from expunge.tuning import Precision
 
 READINGS = ("text", "released")
 LIMITS = ("remain_fraction", "remain_count")  # of a scenario: how much remain data is at hand, nothing to the trainings
@@ -20,7 +23,8 @@ class Cell:
     `method` {"name": a key of METHODS, "reading": "text" or "released", and settings}; `tuning` the fine-tuning: {"schedule": "replayed",
     "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5}, {"schedule": "own"} for the method's own, or None. `recipe` is how
     the networks are trained. `validation` is the share of the training data kept apart to choose the epoch on; 0: it is chosen on the
-    test set. `relearn`, {"rate": 0.1, "limit": 100} and perhaps "margin", asks for the re-learn time too.
+    test set. `precision` is that of all training, fine-tuning too. `relearn`, {"rate": 0.1, "limit": 100} and perhaps "margin", asks for
+    the re-learn time too.
     """
 
     dataset: str
@@ -31,7 +35,7 @@ class Cell:
     recipe: Mapping[str, Any]
     tuning: Mapping[str, Any] | None
     validation: float = 0.0
-    precision: str = "float32"
+    precision: Precision = "float32"
     relearn: Mapping[str, Any] | None = None
 
     @property

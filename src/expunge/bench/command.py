@@ -32,6 +32,7 @@ class Bench:
     data: str | None
     device: str | None
     jobs: int | None
+    compile: bool
     dry_run: bool
     cells: str | None
     format: str
@@ -50,6 +51,7 @@ def bench_command(
     data: str | None = None,
     device: str | None = None,
     jobs: int | None = None,
+    compile: bool = False,
     dry_run: bool = False,
     cells: str | None = None,
     format: Literal["terminal", "text", "markdown", "latex", "csv"] = "terminal",
@@ -58,7 +60,7 @@ def bench_command(
 
     Args:
         do: list experiments and how much of them is done; run them; print a table; write the report page; adopt trained networks.
-        names: all, or experiments: table1 to table5, fig-influence, fig-relearn, fig-schedule, fig-ratio. For adopt: files of networks.
+        names: all, or experiments: table1 to table5, fig-influence, -relearn, -schedule, -ratio, settings. For adopt: files of networks.
         profile: smoke: handwritten digits, minutes on a CPU; paper: CIFAR-10 and CIFAR-100, for a GPU.
         seeds: In place of the profile's.
         models: In place of the profile's, such as cifar10/vgg16; all but tables 1 and 2 take the first.
@@ -68,11 +70,12 @@ def bench_command(
         data: Folder of the datasets; without it EXPUNGE_DATA, else ./data.
         device: cuda or cpu; without it what there is.
         jobs: Processes that share the work; without it one on a GPU, one a core on a CPU.
+        compile: Train networks through torch.compile: faster on a GPU, where many are to be trained.
         dry_run: Print what would run, and for how long.
         cells: Write the cells to this file, for `python -m expunge.bench.run`.
         format: Of tables.
     """
-    return Bench(do, names, profile, seeds, models, methods, only, out, data, device, jobs, dry_run, cells, format)
+    return Bench(do, names, profile, seeds, models, methods, only, out, data, device, jobs, compile, dry_run, cells, format)
 
 
 def run_bench(options: Bench) -> int:
@@ -96,7 +99,7 @@ def _place(options: Bench) -> Place:
     from expunge.bench.run import Place, chosen_device
 
     out = Path(options.out)
-    return Place(out / options.profile, out / "models", options.data, chosen_device(options.device))
+    return Place(out / options.profile, out / "models", options.data, chosen_device(options.device), compiled=options.compile)
 
 
 def _tasks(asked: dict[Experiment, list[Entry]]) -> list[Task]:

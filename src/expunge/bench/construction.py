@@ -95,7 +95,7 @@ def method_of(cell: Cell) -> Method:
 def tuning_of(cell: Cell, own: Tuning | None = None) -> Tuning | None:
     if cell.tuning is None:
         return None
-    told = dict(cell.tuning)
+    told: dict[str, Any] = {"precision": cell.precision, **cell.tuning}
     schedule, epochs, rate = told.pop("schedule"), told.pop("epochs", None), told.pop("rate", None)
     if "optimizer" in told:
         told["optimizer"] = OPTIMIZERS[told["optimizer"]]
@@ -117,7 +117,7 @@ def relearning_of(cell: Cell) -> Relearning:
     """As the released program counts: full epochs in train mode at one rate, with the recipe's batches."""
     told = dict(cell.relearn or {})
     recipe = recipe_of(cell.recipe)
-    tuning = replace(recipe.tuning(cell.seed), schedule=Constant(told.pop("rate"), told.pop("limit")))
+    tuning = replace(recipe.tuning(cell.seed, cell.precision), schedule=Constant(told.pop("rate"), told.pop("limit")))
     return Relearning(tuning, **told)
 
 

@@ -167,4 +167,4 @@ def _relearned(cell: Cell, model: nn.Module, before: nn.Module, scenario: Scenar
     """The paper fixes the network of MaskClassifier and re-learns its classifier alone."""
     only = head(model) if cell.method["name"] == CLASSIFIER else None
     found = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only)
-    return {"epochs": found.epochs, "limit": found.limit}
+    return asdict(found)

@@ -21,9 +21,8 @@ from expunge.bench.cells import LIMITS, Cell, digest_of
 from expunge.bench.construction import parts, recipe_of, scenario_of
 from expunge.bench.locks import held
 from expunge.errors import DivergedError, ExpungeError, InputError
+from expunge.tuning import Precision
 from expunge.vision.training import KIND, Job, load_network, train_networks
-
-TOGETHER = 9  # trainings of small networks that share a GPU
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Spec:
     seed: int
     recipe: Mapping[str, Any]
     validation: float
-    precision: str
+    precision: Precision
 
     @property
     def digest(self) -> str:
@@ -66,11 +65,16 @@ def _spec(cell: Cell, data: Mapping[str, Any]) -> Spec:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is that of the datasets."""
+    """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is that of the datasets.
+
+    On CUDA so many networks are trained `together`, and, where `compiled`, through torch.compile.
+    """
 
     folder: Path
     data: str | None
     device: torch.device
+    together: int = 9
+    compiled: bool = False
 
     def path(self, spec: Spec) -> Path:
         return self.folder / f"{spec.digest}.safetensors"
@@ -104,7 +108,7 @@ class Store:
                 if not stack.enter_context(held(self.folder / "locks" / f"{spec.digest}.lock")) or self.holds(spec):
                     continue
                 chosen.append(spec)
-                if len(chosen) == (TOGETHER if self.device.type == "cuda" else 1):
+                if len(chosen) == (self.together if self.device.type == "cuda" else 1):
                     break
             failed: dict[str, ExpungeError] = {}
             if chosen:
@@ -123,7 +127,8 @@ class Store:
                 jobs,
                 recipe_of(first.recipe),
                 device=self.device,
-                precision=first.precision,  # type: ignore[arg-type]
+                precision=first.precision,
+                compiled=self.compiled,
                 out=self.folder,
             )
         except ExpungeError as error:

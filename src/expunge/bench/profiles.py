@@ -8,6 +8,7 @@ from typing import Any
 
 from expunge.bench.paper import GOOGLENET, RESNET20
 from expunge.errors import InputError
+from expunge.tuning import Precision
 
 Settings = Mapping[str, Any]
 
@@ -25,11 +26,11 @@ class Profile:
     training: Settings = field(default_factory=dict)  # changes of the dataset's recipe
     tuning_epochs: int = 5
     validation: float = 0.0
-    precision: str = "float32"
+    precision: Precision = "float32"
     poison: Settings = field(default_factory=lambda: {"n": 200, "trigger": 4})
     remain_fraction: float = 0.001
     ratios: tuple[float, ...] = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12)
-    relearn: Settings = field(default_factory=lambda: {"rate": 0.1, "limit": 40})
+    relearn: Settings = field(default_factory=lambda: {"rate": 0.01, "limit": 20, "margin": 0.05})
     influence_models: tuple[str, ...] = ()  # beside the first model
     settings: Mapping[str, Settings] = field(default_factory=dict)
 
@@ -46,7 +47,6 @@ SMOKE = Profile(
     validation=0.2,
     poison={"n": 60, "trigger": 2, "value": "white"},  # digits are black in the corner anyway
     remain_fraction=0.05,  # 54 samples: about as many as the paper's 0.1 %
-    relearn={"rate": 0.01, "limit": 20, "margin": 0.05},  # to w*'s very loss, 0.005, takes a network this small longer than its training
     settings={
         "gradient-ascent": {"tuning": _steady(1e-3)},
         "neg-grad-plus": {"remain_weight": 0.9, "tuning": _steady(0.01, momentum=0.0)},

@@ -62,10 +62,12 @@ class Stability:
 
 @dataclass(frozen=True)
 class Relearn:
-    """Epochs until the forget loss is the original's again; None: not within `limit`."""
+    """Epochs until the forget loss is no more than the `goal`; None: not within `limit`. `losses` are those after each epoch."""
 
     epochs: int | None
     limit: int
+    goal: float
+    losses: Sequence[float]
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Place:
-    """Where results and networks go, where datasets come from, and what computes."""
+    """Where results and networks go, where datasets come from, and what computes; `together` and `compiled` are the store's."""
 
     folder: Path
     models: Path
     data: str | None
     device: torch.device
+    together: int = 9
+    compiled: bool = False
 
     @property
     def store(self) -> Store:
-        return Store(self.models, self.data, self.device)
+        return Store(self.models, self.data, self.device, self.together, self.compiled)
 
     def result(self, cell: Cell) -> Result | None:
         path = path_of(self.folder, cell.digest)
@@ -170,7 +172,9 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
     content = [task.as_json() for task in tasks]
     path = write_json(place.folder / "asked" / f"{digest_of(content)}.json", content)
     command = [sys.executable, "-m", "expunge.bench.run", str(path), "--out", str(place.folder), "--models", str(place.models)]
-    command += ["--worker-of", str(os.getpid()), "--device", str(place.device), *([] if place.data is None else ["--data", place.data])]
+    command += ["--worker-of", str(os.getpid()), "--device", str(place.device), "--together", str(place.together)]
+    command += ["--compile"] if place.compiled else []
+    command += [] if place.data is None else ["--data", place.data]
     runners = [subprocess.Popen(command) for _ in range(jobs)]
     try:
         codes = [runner.wait() for runner in runners]
@@ -189,10 +193,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", help="folder of the datasets; default: EXPUNGE_DATA, else ./data")
     parser.add_argument("--device", help="cuda or cpu; default: what there is")
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
+    parser.add_argument("--together", type=int, default=9, help="networks that share a GPU while they are trained")
+    parser.add_argument("--compile", action="store_true", help="train networks through torch.compile")
     parser.add_argument("--worker-of", type=int, help="process after whose end this one stops, when the cell in hand is done")
     told = parser.parse_args(arguments)
     tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
-    place = Place(Path(told.out), Path(told.models or Path(told.out) / "models"), told.data, chosen_device(told.device))
+    models = Path(told.models or Path(told.out) / "models")
+    place = Place(Path(told.out), models, told.data, chosen_device(told.device), told.together, told.compile)
     broken = run(
         tasks,
         place,
