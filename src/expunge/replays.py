@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ class Replays:
     def _capture(self, rows: Tensor) -> None:
         held, graph, generators = rows.clone(), torch.cuda.CUDAGraph(), Generators.now()
         self.before_capture()
+        gc.collect()  # what is freed during a capture (an older graph, say) breaks it
         torch.cuda.current_stream().synchronize()
         try:
             # Only this thread's mistakes break a capture: others may be at work on the same device.
