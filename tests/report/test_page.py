@@ -2,14 +2,19 @@
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from expunge import cli
-from expunge.bench.results import Result
+from expunge.bench.results import Result, load
+from expunge.errors import InputError
 from expunge.report import page
+from expunge.report.page import read_notes
 from expunge.report.rows import average, rows, settings
 from tests.report import made
+
+ROOT = Path(__file__).parents[2]
 
 
 class Outline(HTMLParser):
@@ -186,3 +191,23 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     assert (tmp_path / "a" / "page.html").read_text().startswith("<!DOCTYPE html>")
     assert cli.main(["report", str(tmp_path / "none")]) == 2
     assert "must be a folder with results" in capsys.readouterr().err
+
+
+def test_notes_stand_in_their_section(tmp_path):
+    (tmp_path / "notes.json").write_text('{"table1": ["It is <b>close</b>."], "table9": ["nobody asked"]}')
+    text = page([Result.from_json(each) for each in made.many()], notes=read_notes(tmp_path))
+    part = text[text.index('id="table1"') : text.index('id="table2"')]
+    assert "<p>It is &lt;b&gt;close&lt;/b&gt;.</p>" in part and "nobody asked" not in text
+
+
+@pytest.mark.parametrize("content", ["[]", '{"table1": "one text"}', '{"table1": [1]}', "{"])
+def test_notes_of_another_form_are_refused(tmp_path, content):
+    (tmp_path / "notes.json").write_text(content)
+    with pytest.raises(InputError, match="notes.json must hold lists of texts by experiment"):
+        read_notes(tmp_path)
+
+
+def test_the_page_in_the_docs_is_that_of_the_results_in_the_repository():
+    folder = ROOT / "results" / "paper"
+    told = page(load(folder), "results/paper", read_notes(folder))
+    assert (ROOT / "docs" / "results.html").read_text() == told, "it is made by: expunge report results/paper -o docs/results.html"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from expunge.report.tables import Table
 FOLDER = Path(__file__).parent / "template"
 AVERAGED = ("table1", "table2")  # the paper prints means over all its models there
 LONG = 40  # a table with more rows than this is folded away
+NOTES = "notes.json"  # beside the cells: {experiment: [paragraph, ...]}, what its readers should know
+
+Notes = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Section:
     title: str
     text: str
     blocks: Sequence[Block]
+    notes: Sequence[str] = ()
 
 
 def write(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
@@ -47,11 +52,26 @@ def write(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     found = load(folder)
     if not found:
         raise InputError("results", "must be a folder with results in its cells/", os.fspath(folder))
-    return artifacts.write_bytes(out, page(found, os.fspath(folder)).encode())
+    return artifacts.write_bytes(out, page(found, os.fspath(folder), read_notes(folder)).encode())
 
 
-def page(results: Iterable[Result], source: str = "") -> str:
-    """The HTML of results."""
+def read_notes(folder: str | os.PathLike[str]) -> Notes:
+    path = Path(folder) / NOTES
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+        if {type(found), *map(type, found.values())} - {dict, list} or not all(
+            isinstance(each, str) for told in found.values() for each in told
+        ):
+            raise TypeError("not lists of texts by experiment")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(NOTES, f"{path} must hold lists of texts by experiment ({error})") from error
+    return found
+
+
+def page(results: Iterable[Result], source: str = "", notes: Notes | None = None) -> str:
+    """The HTML of results; `notes` are paragraphs for the head of an experiment's section."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     told = [asdict(result) for result in results]
@@ -63,7 +83,7 @@ def page(results: Iterable[Result], source: str = "") -> str:
         loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.tests["table"] = lambda part: isinstance(part, Table)
-    shown_sections = sections(done)
+    shown_sections = [replace(each, notes=(notes or {}).get(each.name, ())) for each in sections(done)]
     return environment.get_template("page.html").render(
         source=source,
         version=__version__,

@@ -62,5 +62,10 @@ EXPERIMENTS = {
     "fig-ratio": Experiment(
         "Mask ratios", "What masking more of the weights brings, and what it costs.", ("ratios", "curves", "accuracies")
     ),
+    "settings": Experiment(
+        "What decides for FisherMask",
+        "Not in the paper: one change at a time of what its text leaves open, or its released program does otherwise.",
+        ("accuracies", "tradeoff", "shares"),
+    ),
 }
 OTHER = Experiment("Other results", "Results that belong to no experiment of the paper.")

@@ -104,7 +104,7 @@ def average(found: Sequence[Setting]) -> Setting:
 def rows(results: Sequence[Told]) -> list[Row]:
     """A row for each method as it was set; its label tells what sets it apart from others of its name, and no more.
 
-    The paper's methods come first, those unknown to us last.
+    The paper's methods come first, those unknown to us last; of one method the text's reading, and what is set apart least.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Told]] = {}
     for result in results:
@@ -117,7 +117,12 @@ def rows(results: Sequence[Told]) -> list[Row]:
         label = ", ".join([family(told), *(f"{name.rpartition('.')[2].replace('_', ' ')} {told[name]}" for name in differs)])
         made.append(Row(label, tuple(sorted(found, key=lambda each: str(each["cell"].get("seed"))))))
     order = [*PAPER_METHODS, *METHODS]
-    return sorted(made, key=lambda row: order.index(name) if (name := row.cell["method"]["name"]) in order else len(order))
+
+    def place_of(row: Row) -> tuple[int, str, str]:
+        name = row.cell["method"]["name"]
+        return (order.index(name) if name in order else len(order), row.label.partition(",")[0], row.label)
+
+    return sorted(made, key=place_of)
 
 
 def family(told: Mapping[str, str]) -> str:
