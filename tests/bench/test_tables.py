@@ -92,6 +92,9 @@ def test_what_is_missing_is_said():
     table = tables(EXPERIMENTS["table1"], members, failed)[1]
     assert row_of(table, "FisherMask").values[0].text == "no data"
     assert "fisher-mask: no data: nothing there" in table.notes
+    members, found = made("fig-influence")
+    failed = {digest: result(each.cell, error="no data: nothing there", history=()) for digest, each in found.items()}
+    assert row_of(tables(EXPERIMENTS["fig-influence"], members, failed)[0], "FisherMask").values[0].text == "no data"
 
 
 def test_seeds_beyond_the_limit_are_counted():

@@ -65,9 +65,8 @@ def _by_epoch(measure: str) -> Callable[[Sequence[Result]], list[Column]]:
         return lambda result, row: getattr(result.history[min(epoch, len(result.history) - 1)], measure) if result.history else None
 
     def columns(results: Sequence[Result]) -> list[Column]:
-        return [
-            Column(f"{measure} {epoch}", str(epoch), at(epoch)) for epoch in range(max((len(each.history) for each in results), default=1))
-        ]
+        most = max([1, *(len(each.history) for each in results)])  # where nothing has one, there is a column to say so
+        return [Column(f"{measure} {epoch}", str(epoch), at(epoch)) for epoch in range(most)]
 
     return columns
 

@@ -29,8 +29,12 @@ def failures(failed: Sequence[Told]) -> Table | None:
     """The runs without a result, and why."""
     if not failed:
         return None
-    rows = [[Cell(place(each["cell"])), Cell(family(flat(each["cell"]))), _seed(each), Cell(str(each["error"]))] for each in failed]
-    columns = [Column("setting"), Column("method"), Column("seed"), Column("why")]
+    seeds: dict[tuple[str, str, str], list[str]] = {}
+    for each in failed:
+        cell = each["cell"]
+        seeds.setdefault((place(cell), family(flat(cell)), str(each["error"])), []).append(str(cell.get("seed")))
+    rows = [[Cell(setting), Cell(method), Cell(", ".join(found)), Cell(why)] for (setting, method, why), found in seeds.items()]
+    columns = [Column("setting"), Column("method"), Column("seeds"), Column("why")]
     return Table("Runs without a result", columns, rows, note="They are in no table and no figure of this page.", kind="text")
 
 
