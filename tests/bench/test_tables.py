@@ -93,7 +93,7 @@ def test_what_is_missing_is_said():
     assert row_of(table, "FisherMask").values[0].text == "no data"
     assert "fisher-mask: no data: nothing there" in table.notes
     members, found = made("fig-influence")
-    failed = {digest: result(each.cell, error="no data: nothing there", history=()) for digest, each in found.items()}
+    failed = {digest: result(each.cell, error="no data: nothing there") for digest, each in found.items()}
     assert row_of(tables(EXPERIMENTS["fig-influence"], members, failed)[0], "FisherMask").values[0].text == "no data"
 
 
