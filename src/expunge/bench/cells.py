@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from expunge.vision.recipes import recipe_for
+
 if TYPE_CHECKING:
     from expunge.tuning import Precision
 
@@ -52,6 +54,8 @@ class Cell:
         scenario, method = dict(self.scenario), dict(self.method)
         name = method.pop("name") + ("-released" if method.pop("reading") == "released" else "")
         parts = [self.dataset, self.network, scenario.pop("kind"), *_pairs(scenario), name, *_pairs(method)]
+        if (decay := self.recipe.get("weight_decay")) not in (None, recipe_for(self.dataset).weight_decay):
+            parts.append(f"weight_decay={decay:g}")
         if self.tuning is None:
             parts.append("untuned")
         elif self.tuning["schedule"] == "constant":

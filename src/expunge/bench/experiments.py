@@ -44,7 +44,7 @@ VARIANTS: dict[str, Settings] = {  # what of FisherMask the text leaves open or 
     "λ = 10": {"remain_weight": 10.0},
     "expected Fisher, λ = 3": {"kind": "expected", "remain_weight": 3.0},
 }
-DECAYS = (0.0, 5e-4)  # in place of the recipe's
+DECAYS = (0, 5)  # times the recipe's
 CLASSES = {"cifar100": 100, "tiny-imagenet": 200}  # other datasets have 10
 
 
@@ -230,7 +230,8 @@ def _settings(profile: Profile) -> Iterator[Entry]:
     for section, changes in VARIANTS.items():
         for cell in _cells(profile, model, CATEGORY, "fisher-mask", "text"):
             yield Entry(replace(cell, method={**cell.method, **changes}), model, section, "fisher-mask")
-    for decay in DECAYS:
+    for factor in DECAYS:
+        decay = factor * recipe_for(model.partition("/")[0]).weight_decay
         for name in (REFERENCE, "finetune", "fisher-mask"):
             for cell in _cells(once, model, CATEGORY, name, "text", weight_decay=decay):
                 yield Entry(cell, model, f"weight decay {decay:g}", name)
