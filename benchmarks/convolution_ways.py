@@ -13,10 +13,10 @@ import time
 
 import torch
 
-from expunge.fisher.convolution import Geometry, by_columns, by_groups, by_planes, by_taps, choose, memory_format
+from expunge.fisher.convolution import Geometry, by_columns, by_groups, by_strips, by_taps, choose
 from expunge.fisher.scratch import Scratch
 
-WAYS = {way.__name__: way for way in (by_taps, by_columns, by_groups, by_planes)}
+WAYS = {way.__name__: way for way in (by_taps, by_columns, by_strips, by_groups)}
 SHAPES = [  # channels in, channels out, image, kernel, stride
     *((3, 16, 32, 3, 1), (16, 16, 32, 3, 1), (16, 32, 32, 3, 2), (32, 32, 16, 3, 1), (64, 64, 8, 3, 1)),
     *((64, 64, 32, 3, 1), (128, 128, 16, 3, 1), (256, 256, 8, 3, 1), (512, 512, 4, 3, 1), (512, 512, 2, 3, 1), (108, 48, 32, 1, 1)),
@@ -31,12 +31,11 @@ def main() -> None:
     options = parser.parse_args()
     for inside, outside, image, kernel, stride in SHAPES:
         geometry = Geometry((kernel,) * 2, (stride,) * 2, (kernel // 2,) * 2, (1, 1), 1)
-        inputs = torch.randn(options.batch_size, inside, image, image, device=options.device)
-        inputs = inputs.contiguous(memory_format=memory_format(inputs, geometry))
+        inputs = torch.randn(options.batch_size, inside, image, image, device=options.device).contiguous(memory_format=torch.channels_last)
         weight = torch.randn(outside, inside, kernel, kernel, device=options.device)
         gradients = torch.randn_like(torch.conv2d(inputs, weight, None, stride, kernel // 2))
         scratch = Scratch()
-        ways = {name: way for name, way in WAYS.items() if kernel == 1 or way is not by_planes}
+        ways = {name: way for name, way in WAYS.items() if stride == 1 or way is not by_strips}
         times: dict[str, list[float]] = {name: [] for name in ("plain", *ways)}
         for index in range(options.rounds + 1):
             for name, taken in times.items():

@@ -50,6 +50,20 @@ class Residual(nn.Module):
         return self.head(x.view(x.size(0), -1))
 
 
+class Sliced(nn.Module):
+    """Slices of an image, one of them changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, stride=2, padding=1), nn.Linear(54, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        y = self.second(x) + x[:, :, ::2, ::2]
+        y[:, :2].mul_(2)
+        return self.head(y.flatten(1))
+
+
 class Concatenation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -222,14 +236,18 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, CLASSES, bias=False)), images(5)),
     "linear on sequences": (lambda: Pooled(nn.Linear(5, 6), 6), images(3, 5)),
     "linear on grids": (lambda: Pooled(nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Flatten(1, 2)), 6), images(2, 3, 5)),
+    "sliced": (Sliced, images(3, 5, 5)),
     "conv1d": (lambda: flat(nn.Conv1d(2, 3, 3, stride=2, padding=1), 12), images(2, 8)),
     "conv2d": (lambda: flat(nn.Conv2d(3, 4, 3, padding=1), 100), images(3, 5, 5)),
-    "conv2d large": (lambda: flat(nn.Conv2d(9, 4, 3, padding=1), 400), images(9, 10, 10)),
+    "conv2d large": (lambda: flat(nn.Conv2d(16, 16, 3, padding=1), 1296), images(16, 9, 9)),
+    "conv2d large, odd channels": (lambda: flat(nn.Conv2d(9, 4, 3, padding=1), 400), images(9, 10, 10)),
+    "conv2d large, groups": (lambda: flat(nn.Conv2d(32, 32, 3, groups=2), 2592), images(32, 11, 11)),
     "conv2d large, few channels": (lambda: flat(nn.Conv2d(2, 4, 3, stride=1, padding=1), 400), images(2, 10, 10)),
     "conv2d 1x1": (lambda: flat(nn.Conv2d(3, 4, 1), 100), images(3, 5, 5)),
     "conv2d 1x1, strided": (lambda: flat(nn.Conv2d(3, 4, 1, stride=2), 36), images(3, 5, 5)),
     "conv_transpose2d 1x1": (lambda: flat(nn.ConvTranspose2d(3, 4, 1), 100), images(3, 5, 5)),
     "conv2d tiny": (lambda: flat(nn.Conv2d(3, 4, 3, padding=1), 16), images(3, 2, 2)),
+    "conv2d row stride": (lambda: flat(nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=(1, 2), dilation=(2, 1)), 48), images(2, 6, 5)),
     "conv2d stride, dilation": (lambda: flat(nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2)), 63), images(2, 6, 5)),
     "conv2d strided, large": (lambda: flat(nn.Conv2d(2, 3, 3, stride=2, padding=1, dilation=2), 243), images(2, 19, 19)),
     "conv2d kernel past the edge": (lambda: flat(nn.Conv2d(2, 3, 5, padding=4, stride=3), 12), images(2, 2, 2)),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from expunge.fisher.scratch import Scratch, add_squared_products, add_squares, chunks, summed_products
+from expunge.fisher.scratch import LARGE_BYTES, Scratch, add_squared_products, add_squares, chunks, summed_products
 
 
 @dataclass(frozen=True)
@@ -40,39 +40,21 @@ def squares(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
 def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 1) -> Way:
     """The way for this shape (benchmarks/convolution_ways.py prints the timings behind the thresholds)."""
     if math.prod(geometry.kernel) == 1:
-        planes = inputs.device.type == "cpu" and inputs.is_contiguous() and gradients.is_contiguous()
-        return by_planes if planes and frames == 1 and _pointwise(geometry) else by_taps
+        return by_taps
     if inputs.device.type != "cpu":
         return by_columns  # few launches, and the copy runs at memory speed
-    positions = math.prod(gradients.shape[2:])
-    if positions > SMALL and frames == 1 and inputs.shape[1] // geometry.groups >= 8:
+    positions, wide, out = math.prod(gradients.shape[2:]), inputs.shape[1] // geometry.groups, gradients.shape[1] // geometry.groups
+    if positions <= PAIRS:
+        return by_taps
+    if positions > SMALL and frames == 1 and wide % VECTOR == out % VECTOR == 0:
         return by_groups
-    return by_taps if positions <= PAIRS else by_columns
-
-
-def memory_format(inputs: Tensor, geometry: Geometry) -> torch.memory_format:
-    """Channels last where patches become rows; planes where, on the CPU, the library's own kernel takes them."""
-    size = [length // stride for length, stride in zip(inputs.shape[2:], geometry.stride, strict=True)]
-    if inputs.device.type == "cpu" and inputs.is_contiguous() and math.prod(geometry.kernel) == 1 and _pointwise(geometry):
-        return torch.contiguous_format
-    if inputs.dim() != 4 or (inputs.device.type == "cpu" and math.prod(size) > SMALL and math.prod(geometry.kernel) > 1):
-        return torch.contiguous_format
-    return torch.channels_last
+    small = math.prod(geometry.kernel) * wide * out * inputs.element_size() < LARGE_BYTES["cpu"]
+    plain = inputs.dim() == 4 and frames == geometry.stride[0] == geometry.groups == 1
+    return by_strips if plain and small else by_columns
 
 
 SMALL = 64  # output positions
-
-
-def _pointwise(geometry: Geometry) -> bool:
-    return geometry.groups == 1 and not any(geometry.padding) and all(stride == 1 for stride in geometry.stride)
-
-
-def by_planes(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
-    """A kernel of one tap over all positions: one batched matmul of the planes as they are, nothing is moved."""
-    shape = (gradients.shape[1], inputs.shape[1])
-    total = scratch.total(name, shape, inputs)
-    add_squared_products(total[None], gradients.flatten(2)[:, None], inputs.flatten(2).transpose(1, 2)[:, None], scratch)
-    return total.view(*shape, *geometry.kernel)
+VECTOR = 16  # channels
 
 
 def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
@@ -127,14 +109,34 @@ def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: S
     return total.view(groups, *geometry.kernel, wide, out).movedim((-1, -2), (1, 2)).flatten(0, 1)
 
 
+def by_strips(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
+    """As `by_columns`, with patches one row high: those of the kernel's next row lie further on in the same memory."""
+    images, slopes = _last(inputs), _last(gradients)
+    (high, broad), (top, side), (down, along) = geometry.kernel, geometry.padding, geometry.dilation
+    (_, height, width, wide), (samples, lines, across, out) = images.shape, slopes.shape
+    total = scratch.total(name, (high, broad * wide, out), inputs)
+    for rows in chunks(samples, max((height + 2 * top) * across * broad * wide, total.numel()), inputs):
+        padded = scratch.take("padded", (len(rows), height + 2 * top, width + 2 * side, wide), inputs).zero_()
+        padded[:, top : top + height, side : side + width] = images[rows.start : rows.stop]
+        whole, line, place, _ = padded.stride()
+        strips = scratch.take("columns", (len(rows), padded.shape[1], across, broad, wide), inputs)
+        strips.copy_(padded.as_strided(strips.shape, (whole, line, place * geometry.stride[1], place * along, 1)))
+        g = slopes[rows.start : rows.stop].view(len(rows), lines * across, out)
+        products = scratch.take("products", (high, len(rows), broad * wide, out), inputs)
+        for row, product in enumerate(products):
+            moved = strips[:, row * down : row * down + lines].view(len(rows), lines * across, broad * wide)
+            torch.bmm(moved.transpose(1, 2), g, out=product)
+        add_squares(total, products.transpose(0, 1))
+    return total.view(high, broad, wide, out).movedim((-1, -2), (0, 1))
+
+
 def by_groups(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
     """Samples as groups of one weight-gradient convolution: the library's own kernel, not reduced over the batch."""
     samples, out, wide = inputs.shape[0], gradients.shape[1], inputs.shape[1] // geometry.groups
     shape = (out, wide, *geometry.kernel)
     total = scratch.total(name, shape, inputs)
     for rows in chunks(samples, total.numel(), inputs):
-        a = inputs[rows.start : rows.stop].contiguous()
-        g = gradients[rows.start : rows.stop].contiguous()
+        a, g = (_planes(tensor[rows.start : rows.stop], scratch, name) for name, tensor in (("a", inputs), ("g", gradients)))
         weight = inputs.new_empty(1).expand(len(rows) * out, *shape[1:])  # only its shape is read
         product = torch.ops.aten.convolution_backward.default(
             g.view(1, -1, *g.shape[2:]), a.view(1, -1, *a.shape[2:]), weight, None,
@@ -159,6 +161,11 @@ def _pairs(a: Tensor, g: Tensor) -> Tensor:
 def _rows(window: Tensor, scratch: Scratch, name: str) -> Tensor:
     """A window of the image as rows of channels: itself where it is whole, else a copy in kept memory."""
     return window if window.is_contiguous() else scratch.take(name, tuple(window.shape), window).copy_(window)
+
+
+def _planes(images: Tensor, scratch: Scratch, name: str) -> Tensor:
+    """One plane a channel: itself where it is so, else a copy in kept memory."""
+    return images if images.is_contiguous() else scratch.take(name, tuple(images.shape), images).copy_(images)
 
 
 def _last(images: Tensor) -> Tensor:

@@ -94,8 +94,17 @@ class _Totals:
 
 
 class _Batchwise(_Totals):
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
+        super().__init__(model, parameters, objective)
+        self.graphs = None if _hooked(model) else Graphs(self._pass)
+
     def add(self, batch: Batch) -> None:
-        self.commit(batch_squares(self.model, self.parameters, batch, self.objective), 1)
+        noise = torch.empty(0)  # there is no chance in it
+        captured = self.graphs if tensors(batch)[0].is_cuda else None
+        self.commit((captured or self._pass)(batch, noise).squares, 1)
+
+    def _pass(self, batch: Batch, noise: Tensor) -> Pass:
+        return Pass(batch_squares(self.model, self.parameters, batch, self.objective), (), torch.Size(), set())
 
 
 class _Samplewise(_Totals):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class Graphs:
         batch = each_tensor(batch, torch.clone)
         noise = noise.to(tensors(batch)[0].device)
         graph = torch.cuda.CUDAGraph()
+        gc.collect()  # what is freed during a capture (an older graph, say) breaks it
         try:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):

@@ -37,6 +37,7 @@ class Interception(TorchFunctionMode):
         self.names, self.layouts, self.samples, self.scratch = names, layouts, samples, scratch
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...] | None] = {}
+        self.vectors: list[tuple[str, Tensor]] = []
         self.outside: set[str] = set()
         self.uses: Counter[str] = Counter()
         self._lifted: dict[str, tuple[tuple[int, ...], Tensor]] = {}
@@ -64,7 +65,7 @@ class Interception(TorchFunctionMode):
         if None in layouts or len(layouts) > 1 or any(self.uses[name] > 1 for name in known):
             self.outside.update(known)
             return None
-        return Use(*names, layouts.pop() or Layout(), self.samples, self.scratch, self.squares)
+        return Use(*names, layouts.pop() or Layout(), self.samples, self.scratch, self.squares, self.vectors)
 
     def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""
@@ -89,7 +90,7 @@ class Interception(TorchFunctionMode):
             else:
                 if held is None:
                     self.uses[name] += 1
-                    lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares)
+                    lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares, self.vectors)
                     held = self._lifted[name] = shape, Lift.apply(lift, shape, args[index])
                 changed[index] = held[1]
         return function(*changed, **kwargs)
@@ -228,6 +229,20 @@ def _view(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict
     return torch.Tensor.reshape(*args)
 
 
+def _sliced(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On the CPU the gradient of a slice comes back in planes, and two formats in one operation are many times slower."""
+    image = args[0]
+    if image.device.type != "cpu" or image.dim() != 4 or not (image.requires_grad and _last(image)) or mode.name(image) is not None:
+        return mode.bare(function, args, kwargs)
+    image = image.view_as(image)
+    image.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+    return function(image, *args[1:], **kwargs)
+
+
+def _last(image: Tensor) -> bool:
+    return not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
+
+
 def _each(value: int | Iterable[int], dimensions: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * dimensions if len(values) == 1 else values
@@ -253,4 +268,5 @@ RULES: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     F.multi_head_attention_forward: _attention,
     torch.Tensor.view: _view,
+    torch.Tensor.__getitem__: _sliced,
 }

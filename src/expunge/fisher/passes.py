@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from expunge.batches import batch_size
 from expunge.fisher.interception import Interception
 from expunge.fisher.layouts import Layout
+from expunge.fisher.rules import settle
 from expunge.fisher.samples import Squares
 from expunge.fisher.scratch import Scratch
 from expunge.objective import Batch, Objective
@@ -49,6 +50,7 @@ def closed_forms(
         for number, cotangent in enumerate(sent):
             if logits.requires_grad:
                 logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent))
+            settle(interception.squares, interception.vectors)
         unexpected = interception.outside | {name for name in layouts if parameters[name].grad is not None}
         return Pass(interception.squares, sent, logits.shape, unexpected)
     finally:

@@ -33,6 +33,7 @@ class Use:
     samples: int
     scratch: Scratch
     squares: dict[str, Tensor]  # totals of the pass, in the shapes of the parameters
+    vectors: list[tuple[str, Tensor]]  # gradients of vectors, (samples, channels), that `settle` squares
 
     def add(self, name: str, squares: Tensor) -> None:
         self.squares[name] = self.squares[name].add_(squares) if name in self.squares else squares
@@ -43,21 +44,38 @@ class Use:
     def add_bias(self, gradient: Tensor, channel: int) -> None:
         """(Σ over all but sample and channel)², summed over samples."""
         if self.bias is not None:
-            self.add(self.bias, wide(self.by_channel(gradient, channel)).square().sum(0))
+            self.vectors.append((self.bias, wide(self.by_channel(gradient, channel))))
 
     def by_channel(self, tensor: Tensor, channel: int) -> Tensor:
         """Sums over all but sample and channel: (samples, channels)."""
+        if self.layout == Layout():
+            positions = [index for index in range(1, tensor.dim()) if index != channel % tensor.dim()]
+            return tensor.sum(positions) if positions else tensor
         rows = self.rows(tensor.movedim(channel, -1) if channel not in (-1, tensor.dim() - 1) else tensor)
         return rows.sum(tuple(range(1, rows.dim() - 1))) if rows.dim() > 2 else rows
 
 
+def settle(squares: dict[str, Tensor], vectors: list[tuple[str, Tensor]]) -> None:
+    """Square the gradients of all vectors at once: a network has many and they are short."""
+    if not vectors:
+        return
+    names, rows = zip(*vectors, strict=True)
+    totals = torch.cat(rows, 1).square_().sum(0).split([part.shape[1] for part in rows])
+    for name, total in zip(names, totals, strict=True):
+        squares[name] = squares[name].add_(total) if name in squares else total
+    vectors.clear()
+
+
 def squared_products(a: Tensor, g: Tensor, scratch: Scratch, name: str) -> Tensor:
     """The running total of Σ_n (g_nᵀ a_n)² for (N, T, I) and (N, T, O) as (O, I)."""
-    total = scratch.total(name, (g.shape[2], a.shape[2]), a)
     if a.shape[1] == 1:
+        total = scratch.total(name, (g.shape[2], a.shape[2]), a)
         return total.add_(summed_products(wide(g[:, 0]).square(), wide(a[:, 0]).square()))
-    add_squared_products(total[None], g.transpose(1, 2)[:, None], a[:, None], scratch)
-    return total
+    turned = a.device.type == "cpu" and a.shape[2] > g.shape[2]  # MKL is faster with the longer side first
+    first, second = (a, g) if turned else (g, a)
+    total = scratch.total(name, (first.shape[2], second.shape[2]), a)
+    add_squared_products(total[None], first.transpose(1, 2)[:, None], second[:, None], scratch)
+    return total.t() if turned else total
 
 
 class Linear(torch.autograd.Function):
@@ -103,7 +121,9 @@ class Convolution(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         ctx.planes = inputs.is_contiguous()
-        inputs = inputs.contiguous(memory_format=convolution.memory_format(inputs, geometry))
+        inputs = inputs.contiguous(memory_format=torch.channels_last if inputs.dim() == 4 else torch.contiguous_format)
+        if inputs.device.type == "cpu" and inputs.dim() == 4 and use.weight is not None:
+            weight = use.scratch.channels_last(use.weight, weight.detach())
         ctx.use, ctx.geometry, ctx.transposed, ctx.extra = use, geometry, transposed, extra
         ctx.save_for_backward(inputs, weight)
         return torch.convolution(
@@ -147,8 +167,9 @@ class Affine(torch.autograd.Function):
         scale = None if weight is None else weight.reshape(*weight.shape, *trailing)
         shift = None if bias is None else bias.reshape(*bias.shape, *trailing)
         ctx.save_for_backward(normalised, scale)
-        scaled = normalised if scale is None else normalised * scale
-        return scaled if shift is None else scaled + shift
+        if scale is None:
+            return normalised if shift is None else normalised + shift
+        return normalised * scale if shift is None else torch.addcmul(shift, normalised, scale)
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -163,10 +184,7 @@ class Affine(torch.autograd.Function):
 
 
 class FrozenBatchNorm(torch.autograd.Function):
-    """BatchNorm in eval mode, a scale and a shift: dγ_n = Σ g (x − μ)/σ, dβ_n = Σ g over the sample's positions.
-
-    On the CPU, where planes lie behind each other, samples × channels are taken for the channels of torch's own kernel.
-    """
+    """BatchNorm in eval mode, a scale and a shift: dγ_n = Σ g (x − μ)/σ, dβ_n = Σ g over the sample's positions."""
 
     @staticmethod
     def forward(
@@ -181,39 +199,18 @@ class FrozenBatchNorm(torch.autograd.Function):
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, mean, variance, weight = ctx.saved_tensors
         use: Use = ctx.use
-        planes = inputs.dim() > 2 and all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in (inputs, gradient))
         with _exact(gradient):
-            if planes and inputs.dtype == gradient.dtype == mean.dtype and use.layout.frames == 1:
-                back, scales, shifts = FrozenBatchNorm.by_planes(
-                    gradient, inputs, weight, mean, variance, ctx.epsilon, ctx.needs_input_grad[1]
-                )
-            else:
-                inverse, shape = (variance + ctx.epsilon).rsqrt(), (-1,) + (1,) * (inputs.dim() - 2)
-                product = torch.sub(inputs, mean.to(inputs.dtype).view(shape), out=use.scratch.take_like("centred", inputs))
-                scales = wide(use.by_channel(product.mul_(gradient), 1)) * inverse
-                shifts = wide(use.by_channel(gradient, 1))
-                back = None
-                if ctx.needs_input_grad[1]:
-                    scale = inverse if weight is None else inverse * weight
-                    back = gradient * scale.to(gradient.dtype).view(shape)
+            inverse, shape = (variance + ctx.epsilon).rsqrt(), (-1,) + (1,) * (inputs.dim() - 2)
+            # The gradient's own uses first, while it is in the cache.
+            use.add_bias(gradient, 1)
+            back = None
+            if ctx.needs_input_grad[1]:
+                scale = inverse if weight is None else inverse * weight
+                back = gradient * scale.to(gradient.dtype).view(shape)
             if use.weight is not None:
-                use.add(use.weight, scales.square().sum(0))
-            if use.bias is not None:
-                use.add(use.bias, shifts.square().sum(0))
+                product = torch.sub(inputs, mean.to(inputs.dtype).view(shape), out=use.scratch.take_like("centred", inputs))
+                use.vectors.append((use.weight, wide(use.by_channel(product.mul_(gradient), 1)) * inverse))
         return None, back, None, None, None, None, None
-
-    @staticmethod
-    def by_planes(
-        gradient: Tensor, inputs: Tensor, weight: Tensor | None, mean: Tensor, variance: Tensor, epsilon: float, needed: bool
-    ) -> tuple[Tensor | None, Tensor, Tensor]:
-        """The input's gradient, and dγ and dβ as (samples, channels)."""
-        samples, channels = inputs.shape[:2]
-        known = [None if tensor is None else tensor.repeat(samples) for tensor in (weight, mean, variance)]
-        flat = [tensor.view(1, samples * channels, *tensor.shape[2:]) for tensor in (gradient, inputs)]
-        back, scales, shifts = torch.ops.aten.native_batch_norm_backward.default(
-            *flat, *known, None, None, False, epsilon, [needed, True, True]
-        )
-        return back.view(inputs.shape) if needed else None, scales.view(samples, channels), shifts.view(samples, channels)
 
 
 class Embedding(torch.autograd.Function):

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20}  # what of per-sample tensors is alive at a time
-LARGE_BYTES = {"cpu": 1 << 19, "cuda": 256 << 20}  # from here on a sample's product is worth a matmul of its own
+KEPT_BYTES = 4 << 20  # a weight above is not copied: it would cost memory, and the library's own copy, in every pass, costs little time
+LARGE_BYTES = {"cpu": 384 << 10, "cuda": 256 << 20}  # from here on a sample's product is worth a matmul of its own
 
 
 class Scratch:
@@ -18,6 +19,7 @@ class Scratch:
     def __init__(self) -> None:
         self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         self._begun: set[str] = set()
+        self._weights: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor of this shape; what the name held before is overwritten."""
@@ -40,6 +42,14 @@ class Scratch:
             self._begun.add(name)
             total.zero_()
         return total
+
+    def channels_last(self, name: str, weight: Tensor) -> Tensor:
+        """The weight in channels-last memory: a copy that is kept, since it is the same in every pass, unless it is large."""
+        if weight.numel() * weight.element_size() > KEPT_BYTES:
+            return weight
+        if name not in self._weights:
+            self._weights[name] = weight.contiguous(memory_format=torch.channels_last)
+        return self._weights[name]
 
     def begin(self) -> None:
         self._begun.clear()
