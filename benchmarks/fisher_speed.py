@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch-size", type=int, help="default: 64 (densenet 32); on CUDA resnet20 1024, resnet50 64")
-    parser.add_argument("--batches", type=int, help="default: 8 (resnet20 and resnet50: 16)")
+    parser.add_argument("--batches", type=int, help="default: 16")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)

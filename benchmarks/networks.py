@@ -106,17 +106,17 @@ class Case:
 
     build: Callable[[], nn.Module]
     batch: tuple[int, int]
-    batches: int
+    batches: int = 16
     image: int = 32
     classes: int = 10
 
 
 CASES = {
-    "resnet20": Case(resnet20, (64, 1024), 16),
-    "vgg16": Case(vgg16, (64, 512), 8),
-    "densenet": Case(densenet100, (32, 256), 8),
-    "vit": Case(VisionTransformer, (64, 512), 8),
-    "resnet50": Case(ImageNetResNet, (8, 64), 16, image=224, classes=1000),
+    "resnet20": Case(resnet20, (64, 1024)),
+    "vgg16": Case(vgg16, (64, 512)),
+    "densenet": Case(densenet100, (32, 256)),
+    "vit": Case(VisionTransformer, (64, 512)),
+    "resnet50": Case(ImageNetResNet, (8, 64), image=224, classes=1000),
 }
 CPU_DEFAULT = ("resnet20", "vgg16", "densenet", "vit")
 CUDA_DEFAULT = ("resnet20", "vgg16", "densenet", "vit", "resnet50")

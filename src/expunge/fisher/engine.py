@@ -90,7 +90,7 @@ class _Totals:
     def totals(self) -> dict[str, Tensor]:
         none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.held}
         # Squares formed by pairs of positions can come out below zero by a rounding error.
-        return {name: (none if name in none else self.held)[name].clamp_min(0).contiguous() for name in self.parameters}
+        return {name: (none if name in none else self.held)[name].clamp_min_(0).contiguous() for name in self.parameters}
 
 
 class _Batchwise(_Totals):
