@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from expunge.bench import results
 from expunge.bench.experiments import EXPERIMENTS, entries
 from expunge.bench.formats import comma_separated, markdown
 from expunge.bench.models import named, original, retrained
-from expunge.bench.run import run
+from expunge.bench.run import main, run
 from expunge.bench.tables import empty, tables
 from expunge.errors import DivergedError, InputError
 from expunge.methods import METHODS
@@ -165,6 +166,29 @@ def test_jobs_are_processes_that_end_with_their_parent(done, tmp_path):
     assert len(found_in(here)) <= there + 2
     assert run(tasks("table1"), here, jobs=2) == 0
     assert comma_separated(table_of(here, "table1")) == comma_separated(table_of(done[0], "table1"))
+
+
+def test_how_networks_are_trained_is_told_to_the_processes(tmp_path, monkeypatch):
+    asked = []
+
+    def start(command):
+        asked.append(command)
+        return subprocess.Popen([sys.executable, "-c", ""])
+
+    monkeypatch.setattr("expunge.bench.run.subprocess", SimpleNamespace(Popen=start))
+    run([], replace(place(tmp_path), together=3, compiled=True), jobs=2)
+    stores = []
+    monkeypatch.setattr("expunge.bench.run.run", lambda tasks, place, *rest, **more: stores.append(place.store) or 0)
+    for command in asked:
+        main(command[3:])
+    assert [(store.together, store.compiled) for store in stores] == [(3, True)] * 2
+
+
+def test_the_training_goes_through_the_compiler_where_asked(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    run(tasks("table1", ("retrain",)), replace(place(tmp_path), compiled=True))
+    assert len(compiled) == 2
 
 
 def test_the_runner_needs_torch_numpy_and_safetensors_alone(done, tmp_path):
