@@ -184,6 +184,11 @@ def test_how_networks_are_trained_is_told_to_the_processes(tmp_path, monkeypatch
     assert [(store.together, store.compiled) for store in stores] == [(3, True)] * 2
 
 
+def test_no_network_at_a_time_is_refused(tmp_path):
+    with pytest.raises(InputError, match="together: must be at least 1; found 0"):
+        run(tasks("table1", ("retrain",)), replace(place(tmp_path), together=0))
+
+
 def test_the_training_goes_through_the_compiler_where_asked(tmp_path, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)

@@ -67,7 +67,7 @@ def _spec(cell: Cell, data: Mapping[str, Any]) -> Spec:
 class Store:
     """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is that of the datasets.
 
-    On CUDA so many networks are trained `together`, and, where `compiled`, through torch.compile.
+    So many networks are trained `together` where they share a GPU; where `compiled`, all through torch.compile.
     """
 
     folder: Path
@@ -75,6 +75,10 @@ class Store:
     device: torch.device
     together: int = 9
     compiled: bool = False
+
+    def __post_init__(self) -> None:
+        if self.together < 1:
+            raise InputError("together", "must be at least 1", self.together)
 
     def path(self, spec: Spec) -> Path:
         return self.folder / f"{spec.digest}.safetensors"

@@ -61,12 +61,11 @@ def read_notes(folder: str | os.PathLike[str]) -> Notes:
         return {}
     try:
         found = json.loads(path.read_bytes())
-        if {type(found), *map(type, found.values())} - {dict, list} or not all(
-            isinstance(each, str) for told in found.values() for each in told
-        ):
-            raise TypeError("not lists of texts by experiment")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(NOTES, f"{path} must hold lists of texts by experiment ({error})") from error
+    except ValueError as error:
+        raise InputError(NOTES, f"{path} must be JSON ({error})") from error
+    told = list(found.values()) if isinstance(found, dict) else [None]
+    if not all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in told):
+        raise InputError(NOTES, f"{path} must hold lists of texts by experiment")
     return found
 
 
