@@ -10,6 +10,7 @@ from expunge.batches import as_batches
 from expunge.curvature import ConjugateGradients, LiSSA, gauss_newton_product, gradient, hessian_product
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.objective import Objective
+from expunge.replays import Replays
 from expunge.vision.networks import DenseNet, resnet8, vgg11
 from tests import reference
 from tests.methods import properties
@@ -23,6 +24,7 @@ NETWORKS = {
 }
 PRODUCTS = {"hessian": (hessian_product, reference.hessian), "gauss-newton": (gauss_newton_product, reference.gauss_newton)}
 
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 every_network = pytest.mark.parametrize("name", NETWORKS)
 every_product = pytest.mark.parametrize("kind", PRODUCTS)
 
@@ -233,13 +235,29 @@ def test_settings_without_sense_are_refused(settings, argument):
         settings()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_what_the_cpu_gives():
+@on_cuda
+def test_a_gpu_gives_what_the_cpu_gives(monkeypatch):
+    captured, capture = [], Replays._capture
+    monkeypatch.setattr(
+        Replays, "_capture", lambda self, form, batch: (capture(self, form, batch), captured.append(form in self._captured))
+    )
     model, batches = network("residual"), as_batches(pictures(), batch_size=4)
     target = vector(model)
     there = {name: part.cuda() for name, part in target.items()}
     # Conjugate gradients make rounding grow from step to step: 2e-6 was seen on an H200.
-    for solver, error in ((ConjugateGradients(damping=0.1, iterations=20), 1e-4), (LiSSA(scale=200, passes=2), 1e-8)):
+    for solver, error in ((ConjugateGradients(damping=0.1, iterations=20), 1e-4), (LiSSA(scale=200, passes=4), 1e-8)):
         here = solver(model.cpu(), batches, target)
         assert_near(flat(solver(model.cuda(), batches, there)).cpu(), flat(here), error)
-    assert_near(flat(gradient(model, batches)[0]).cpu(), flat(gradient(model.cpu(), batches)[0]), 1e-10)
+        assert captured == [True, True]  # for batches of 4 and of 3
+        captured.clear()
+    many = as_batches(pictures(SAMPLES * 3), batch_size=4)
+    assert_near(flat(gradient(model, many)[0]).cpu(), flat(gradient(model.cpu(), many)[0]), 1e-10)
+    assert captured == [True]
+
+
+@on_cuda
+def test_replayed_steps_do_not_miss_a_label_out_of_range():
+    data = pictures(SAMPLES * 3)
+    data.tensors[1][-1] = CLASSES
+    with pytest.raises(InputError, match="labels must be in"):
+        gradient(network("residual").cuda(), as_batches(data, batch_size=1))

@@ -140,9 +140,10 @@ def replayed(monkeypatch) -> list[int]:
     sizes: list[int] = []
     capture = Replays._capture
 
-    def spied(self, rows):
-        capture(self, rows)
-        sizes.extend(size for size in self._captured if size not in sizes)
+    def spied(self, form, rows):
+        capture(self, form, rows)
+        if form in self._captured:
+            sizes.append(len(rows))
 
     monkeypatch.setattr(Replays, "_capture", spied)
     return sizes

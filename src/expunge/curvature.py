@@ -6,26 +6,28 @@ With ℓ_n the loss and J_n the Jacobian of the logits of sample n, the curvatur
 - the Gauss-Newton   J_nᵀ (∂²ℓ_n/∂logits²) J_n, positive for the log-loss, and then the Fisher matrix expected over labels
 
 Vectors name parameters and are float64; products are taken in the model's own type, in eval mode, one batch's graph at a time. A mean
-counts samples, not batches, so it does not depend on how the data are cut.
+counts samples, not batches, so it does not depend on how the data are cut. On CUDA, batches of one form replay a CUDA graph.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from expunge.batches import Batches, batch_size, device_of, to_device
+from expunge.batches import Batches, batch_size, device_of, few, to_device
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.fisher.engine import undisturbed
-from expunge.objective import Batch, Objective
+from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
+from expunge.replays import Replays
 
 Vector = dict[str, Tensor]  # parameter name -> float64 tensor of the parameter's shape
 Parts = Sequence[Tensor]  # of a vector, in the order of its names
@@ -39,32 +41,30 @@ def gradient(model: nn.Module, batches: Batches, objective: Objective = Objectiv
     if not names:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be changed")
 
-    def one(parameters: Parts, batch: Batch) -> Parts:
-        return _gradients(_loss(model, batch, objective), parameters)
-
-    return _mean(model, names, batches, one, "gradient", progress)
+    with _ready(model, names) as parameters:
+        mean = _Mean(model, parameters, lambda batch: _gradients(_loss(model, objective, batch), parameters), objective)
+        found = mean(track(batches, "gradient", total=len(batches), enabled=progress))
+    return dict(zip(names, found, strict=True)), mean.count
 
 
 def hessian_product(
     model: nn.Module, batches: Batches, vector: Mapping[str, Tensor], objective: Objective = Objective(), progress: bool = False
 ) -> Vector:
     """The mean Hessian of the loss times `vector`, over the parameters it names."""
-
-    def one(parameters: Parts, batch: Batch) -> Parts:
-        return _hessian_times(model, parameters, list(vector.values()), batch, objective)
-
-    return _mean(model, list(vector), batches, one, "Hessian product", progress)[0]
+    with _ready(model, list(vector)) as parameters:
+        mean = _Mean(model, parameters, partial(_hessian_times, model, objective, parameters, list(vector.values())), objective)
+        found = mean(track(batches, "Hessian product", total=len(batches), enabled=progress))
+    return dict(zip(vector, found, strict=True))
 
 
 def gauss_newton_product(
     model: nn.Module, batches: Batches, vector: Mapping[str, Tensor], objective: Objective = Objective(), progress: bool = False
 ) -> Vector:
     """The mean Gauss-Newton matrix times `vector`, over the parameters it names."""
-
-    def one(parameters: Parts, batch: Batch) -> Parts:
-        return _gauss_newton_times(model, parameters, list(vector.values()), batch, objective)
-
-    return _mean(model, list(vector), batches, one, "Gauss-Newton product", progress)[0]
+    with _ready(model, list(vector)) as parameters:
+        mean = _Mean(model, parameters, partial(_gauss_newton_times, model, objective, parameters, list(vector.values())), objective)
+        found = mean(track(batches, "Gauss-Newton product", total=len(batches), enabled=progress))
+    return dict(zip(vector, found, strict=True))
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,19 @@ class ConjugateGradients:
     def __call__(
         self, model: nn.Module, batches: Batches, target: Vector, objective: Objective = Objective(), progress: bool = False
     ) -> Vector:
-        solution = {name: torch.zeros_like(part) for name, part in target.items()}
-        residual = {name: part.clone() for name, part in target.items()}
-        direction = residual
+        solution = [torch.zeros_like(part) for part in target.values()]
+        residual = [part.clone() for part in target.values()]
+        direction = [part.clone() for part in target.values()]  # changed in place: a graph reads it
         size = first = _dot(residual, residual)
-        with closing(track(range(1, self.iterations + 1), "conjugate gradients", enabled=progress)) as iterations:
+        with (
+            _ready(model, list(target)) as parameters,
+            closing(track(range(1, self.iterations + 1), "conjugate gradients", enabled=progress)) as iterations,
+        ):
+            mean = _Mean(model, parameters, partial(_gauss_newton_times, model, objective, parameters, direction), objective)
             for iteration in iterations:
                 if size <= self.tolerance**2 * first < math.inf:
                     break
-                product = _plus(gauss_newton_product(model, batches, direction, objective), self.damping, direction)
+                product = _plus(mean(batches), self.damping, direction)
                 along = _dot(direction, product)
                 if not math.isfinite(along):
                     raise DivergedError(f"conjugate gradients, iteration {iteration}: the gradient or the curvature is not finite")
@@ -104,8 +108,8 @@ class ConjugateGradients:
                 solution = _plus(solution, size / along, direction)
                 residual = _plus(residual, -size / along, product)
                 before, size = size, _dot(residual, residual)
-                direction = _plus(residual, size / before, direction)
-        return solution
+                _become(direction, _plus(residual, size / before, direction))
+        return dict(zip(target, solution, strict=True))
 
 
 @dataclass(frozen=True)
@@ -130,45 +134,48 @@ class LiSSA:
     def __call__(
         self, model: nn.Module, batches: Batches, target: Vector, objective: Objective = Objective(), progress: bool = False
     ) -> Vector:
-        names, device = list(target), device_of(model)
         usual_size = sum(batch_size(batch) for batch in batches) / len(batches)
         start = list(target.values())
-        limit, size = ROOM * _norm(start), 1.0
-        found, step = start, 0
-        first_bad = torch.zeros((), dtype=torch.int64, device=device)
-        with _ready(model, names) as parameters, closing(track(range(self.passes), "LiSSA", enabled=progress)) as passes:
+        series = [part.clone() for part in start]  # changed in place, as all below: a graph reads and writes them
+        bound = ROOM * _norm(start)
+        limit, count, first_bad = bound.clone(), torch.zeros_like(bound), torch.zeros_like(bound)
+
+        def add_term(parameters: Parts, batch: Batch) -> None:
+            products = _hessian_times(model, objective, parameters, series, batch)
+            terms = zip(start, series, products, strict=True)
+            _become(series, [v + (1 - self.damping) * d - product.double() / (usual_size * self.scale) for v, d, product in terms])
+            limit.mul_(1 - self.damping).add_(bound)
+            count.add_(1)
+            # Noted on the device and read once a pass: reading it at every batch would make a GPU wait.
+            first_bad.copy_(torch.where((first_bad == 0) & ~(_norm(series) <= limit), count, first_bad))
+
+        with _ready(model, list(target)) as parameters, closing(track(range(self.passes), "LiSSA", enabled=progress)) as passes:
+            step = _Step(model, partial(add_term, parameters), objective)
             for number in passes:
                 for batch in batches.shuffled(self.seed + number):
-                    products = _hessian_times(model, parameters, found, to_device(batch, device), objective)
-                    found = [
-                        v + (1 - self.damping) * d - product.double() / (usual_size * self.scale)
-                        for v, d, product in zip(start, found, products, strict=True)
-                    ]
-                    step, size = step + 1, 1 + (1 - self.damping) * size
-                    # Noted on the device and read once a pass: reading it at every batch would make a GPU wait.
-                    first_bad = torch.where((first_bad == 0) & ~(_norm(found) <= limit * size), step, first_bad)
+                    step(batch)
                 if bad := int(first_bad):
                     raise DivergedError(
                         f"LiSSA grew out of bounds at iteration {bad}; a larger scale (now {self.scale:g}) or damping "
                         f"(now {self.damping:g}) makes it converge"
                     )
-        return {name: part / self.scale for name, part in zip(names, found, strict=True)}
+        return {name: part / self.scale for name, part in zip(target, series, strict=True)}
 
 
 Solver = ConjugateGradients | LiSSA
 
 
-def _loss(model: nn.Module, batch: Batch, objective: Objective) -> Tensor:
+def _loss(model: nn.Module, objective: Objective, batch: Batch) -> Tensor:
     return objective.per_sample(objective.outputs(model, batch), objective.targets(batch)).sum()
 
 
-def _hessian_times(model: nn.Module, parameters: Parts, vector: Parts, batch: Batch, objective: Objective) -> Parts:
+def _hessian_times(model: nn.Module, objective: Objective, parameters: Parts, vector: Parts, batch: Batch) -> Parts:
     """Σ_n ∇²ℓ_n·v = ∇⟨∇ Σ_n ℓ_n, v⟩."""
-    slopes = _gradients(_loss(model, batch, objective), parameters, create_graph=True)
+    slopes = _gradients(_loss(model, objective, batch), parameters, create_graph=True)
     return _gradients(_inner(slopes, vector), parameters)
 
 
-def _gauss_newton_times(model: nn.Module, parameters: Parts, vector: Parts, batch: Batch, objective: Objective) -> Parts:
+def _gauss_newton_times(model: nn.Module, objective: Objective, parameters: Parts, vector: Parts, batch: Batch) -> Parts:
     """Σ_n J_nᵀ H_n J_n·v. J·v = ∂⟨Jᵀu, v⟩/∂u, Jᵀu being linear in u: backward passes alone, on the caller's module itself."""
     logits = objective.outputs(model, batch)
     cotangent = torch.zeros_like(logits, requires_grad=True)
@@ -190,18 +197,43 @@ def _inner(parts: Parts, vector: Parts) -> Tensor:
     return torch.stack([(part * each.to(part)).sum() for part, each in zip(parts, vector, strict=True)]).sum()
 
 
-def _mean(
-    model: nn.Module, names: Sequence[str], batches: Batches, one: Callable[[Parts, Batch], Parts], description: str, progress: bool
-) -> tuple[Vector, int]:
-    """The mean over samples of what `one` sums over a batch."""
-    count, device = 0, device_of(model)
-    with _ready(model, names) as parameters:
-        totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
-        for batch in track(batches, description, total=len(batches), enabled=progress):
-            for total, part in zip(totals, one(parameters, to_device(batch, device)), strict=True):
-                total += part.detach()
-            count += batch_size(batch)
-    return {name: total / count for name, total in zip(names, totals, strict=True)}, count
+class _Step:
+    """A step from batch to batch: on CUDA a graph that is replayed, which cannot look at labels, so they are looked at before."""
+
+    def __init__(self, model: nn.Module, step: Callable[[Batch], None], objective: Objective) -> None:
+        self.model, self.objective, self.device = model, objective, device_of(model)
+        self.step = Replays(step) if self.device.type == "cuda" else step
+        self._logits: torch.Size | None = None
+
+    def __call__(self, batch: Batch) -> None:
+        batch = to_device(batch, self.device)
+        if self.device.type == "cuda" and self.objective.losses is cross_entropy:
+            if self._logits is None:
+                with torch.no_grad():
+                    self._logits = self.objective.outputs(self.model, few(batch)).shape
+            check_labels(self._logits, self.objective.targets(batch))
+        self.step(batch)
+
+
+class _Mean:
+    """The mean over samples of what `one` sums over a batch, for every parameter; called again, over as many passes as wanted."""
+
+    def __init__(self, model: nn.Module, parameters: Parts, one: Callable[[Batch], Parts], objective: Objective) -> None:
+        self.totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
+        self.count = 0
+        self._add = _Step(model, partial(self._sum, one), objective)
+
+    def __call__(self, batches: Iterable[Batch]) -> Parts:
+        _become(self.totals, [torch.zeros_like(total) for total in self.totals])
+        self.count = 0
+        for batch in batches:
+            self._add(batch)
+            self.count += batch_size(batch)
+        return [total / self.count for total in self.totals]
+
+    def _sum(self, one: Callable[[Batch], Parts], batch: Batch) -> None:
+        for total, part in zip(self.totals, one(batch), strict=True):
+            total += part.detach()
 
 
 @contextmanager
@@ -215,12 +247,17 @@ def _ready(model: nn.Module, names: Sequence[str]) -> Iterator[Parts]:
         yield [held[name] for name in names]
 
 
-def _plus(first: Vector, factor: float, second: Vector) -> Vector:
-    return {name: first[name] + factor * second[name] for name in first}
+def _plus(first: Parts, factor: float, second: Parts) -> list[Tensor]:
+    return [one + factor * other for one, other in zip(first, second, strict=True)]
 
 
-def _dot(first: Vector, second: Vector) -> float:
-    return float(_inner(list(first.values()), list(second.values())))
+def _become(parts: Parts, values: Parts) -> None:
+    for part, value in zip(parts, values, strict=True):
+        part.copy_(value)
+
+
+def _dot(first: Parts, second: Parts) -> float:
+    return float(_inner(first, second))
 
 
 def _norm(parts: Parts) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training steps on CUDA, captured once as a graph and replayed: launching a small network's kernels takes longer than running them."""
+"""Steps on CUDA, captured once as a graph and replayed: launching a small network's kernels takes longer than running them."""
 
 from __future__ import annotations
 
@@ -7,66 +7,69 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
 
+from expunge.batches import each_tensor, tensors
 from expunge.modes import Generators
+from expunge.objective import Batch
 
-Step = Callable[[Tensor], Tensor]  # rows of the data -> the loss, the weights updated
+Result = TypeVar("Result")  # tensors that the next step of the same form writes over
 
 WARM = 3  # eager steps before the first capture: libraries choose their kernels, the optimizer makes its state
 
 
 @dataclass(frozen=True)
-class _Captured:
+class _Captured(Generic[Result]):
     graph: torch.cuda.CUDAGraph
-    rows: Tensor  # what the graph reads
-    loss: Tensor  # what it writes
+    batch: Batch  # what the graph reads
+    result: Result  # what it writes
 
 
-class Replays:
-    """Calls a step, or replays it, one graph a number of rows.
+class Replays(Generic[Result]):
+    """Calls a step, or replays it, one graph for every form of batch (a tensor is one too).
 
     What cannot be captured (a model that looks at values) stays eager, and so does what draws random numbers on the CPU: a graph would
     repeat the first ones for ever.
     """
 
-    def __init__(self, step: Step, before_capture: Callable[[], None]) -> None:
+    def __init__(self, step: Callable[[Batch], Result], before_capture: Callable[[], None] = lambda: None) -> None:
         self.step, self.before_capture = step, before_capture
-        self._seen: Counter[int] = Counter()
-        self._captured: dict[int, _Captured] = {}
+        self._seen: Counter[object] = Counter()
+        self._captured: dict[object, _Captured[Result]] = {}
         self._capturable = True
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        size = len(rows)
-        if self._capturable and size not in self._captured and self._seen[size] and self._seen.total() >= WARM:
-            self._capture(rows)
-        held = self._captured.get(size)
+    def __call__(self, batch: Batch) -> Result:
+        form = tuple((tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors(batch))
+        if self._capturable and form not in self._captured and self._seen[form] and self._seen.total() >= WARM:
+            self._capture(form, batch)
+        held = self._captured.get(form)
         if held is None:
-            self._seen[size] += 1
+            self._seen[form] += 1
             with fastest_kernels():
-                return self.step(rows)
-        held.rows.copy_(rows)
+                return self.step(batch)
+        for kept, tensor in zip(tensors(held.batch), tensors(batch), strict=True):
+            kept.copy_(tensor)
         held.graph.replay()
-        return held.loss
+        return held.result
 
-    def _capture(self, rows: Tensor) -> None:
-        held, graph, generators = rows.clone(), torch.cuda.CUDAGraph(), Generators.now()
+    def _capture(self, form: object, batch: Batch) -> None:
+        held, graph, generators = each_tensor(batch, torch.clone), torch.cuda.CUDAGraph(), Generators.now()
         self.before_capture()
         gc.collect()  # what is freed during a capture (an older graph, say) breaks it
         torch.cuda.current_stream().synchronize()
         try:
             # Only this thread's mistakes break a capture: others may be at work on the same device.
             with fastest_kernels(), torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
-                loss = self.step(held)
+                result = self.step(held)
         except Exception:
             torch.cuda.synchronize()
             self._capturable = False
         else:
             self._capturable = generators.same_as(Generators.now())
         if self._capturable:
-            self._captured[len(rows)] = _Captured(graph, held, loss)
+            self._captured[form] = _Captured(graph, held, result)
         else:
             generators.restore()
 

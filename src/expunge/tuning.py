@@ -227,7 +227,7 @@ class _Update:
 
     def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
         self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
-        self._replays: dict[int, Replays | None] = {}
+        self._replays: dict[int, Replays[Tensor] | None] = {}
         self._rate: float | None = None
 
     def __call__(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
@@ -249,7 +249,7 @@ class _Update:
             else:
                 group["lr"] = rate
 
-    def replays(self, phase: Phase, device: torch.device) -> Replays | None:
+    def replays(self, phase: Phase, device: torch.device) -> Replays[Tensor] | None:
         """How to replay this phase's steps from the rows of its data; None where they have to be made one by one."""
         rows, key = phase.batches.rows, id(phase.batches)
         if device.type != "cuda" or rows is None or phase.loss is not None or self.tuning.optimizer is not None:
