@@ -13,10 +13,11 @@ import time
 
 import torch
 
-from expunge.fisher.convolution import Geometry, by_columns, by_groups, by_strips, by_taps, choose
+from expunge.fisher.convolution import Geometry, by_columns, by_groups, by_kernel, by_strips, by_taps, choose
+from expunge.fisher.native import takes
 from expunge.fisher.scratch import Scratch
 
-WAYS = {way.__name__: way for way in (by_taps, by_columns, by_strips, by_groups)}
+WAYS = {way.__name__: way for way in (by_taps, by_columns, by_strips, by_groups, by_kernel)}
 SHAPES = [  # channels in, channels out, image, kernel, stride
     *((3, 16, 32, 3, 1), (16, 16, 32, 3, 1), (16, 32, 32, 3, 2), (32, 32, 16, 3, 1), (64, 64, 8, 3, 1)),
     *((64, 64, 32, 3, 1), (128, 128, 16, 3, 1), (256, 256, 8, 3, 1), (512, 512, 4, 3, 1), (512, 512, 2, 3, 1), (108, 48, 32, 1, 1)),
@@ -35,7 +36,8 @@ def main() -> None:
         weight = torch.randn(outside, inside, kernel, kernel, device=options.device)
         gradients = torch.randn_like(torch.conv2d(inputs, weight, None, stride, kernel // 2))
         scratch = Scratch()
-        ways = {name: way for name, way in WAYS.items() if stride == 1 or way is not by_strips}
+        whole = options.device == "cpu" and takes(inputs.dtype, inside, outside)
+        ways = {name: way for name, way in WAYS.items() if (stride == 1 or way is not by_strips) and (whole or way is not by_kernel)}
         times: dict[str, list[float]] = {name: [] for name in ("plain", *ways)}
         for index in range(options.rounds + 1):
             for name, taken in times.items():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from expunge.fisher import scratch
+from expunge.fisher import native, scratch
 from expunge.fisher.convolution import Geometry, by_columns, by_groups, by_strips, by_taps, choose
 from expunge.fisher.scratch import Scratch
 
@@ -47,7 +47,9 @@ def test_every_way_is_exact(name, way, last, small, monkeypatch):
         torch.testing.assert_close(found, times * expected, rtol=1e-12, atol=1e-12)
 
 
-def test_the_way_follows_from_the_shape():
+def test_the_way_follows_from_the_shape(monkeypatch):
+    monkeypatch.setattr(native, "vector_bits", lambda: 0)
+
     def way(channels, size, outputs, kernel=3, stride=1):
         geometry = Geometry((kernel, kernel), (stride, stride), (kernel // 2, kernel // 2), (1, 1), 1)
         shape = (2, outputs, size // stride, size // stride)

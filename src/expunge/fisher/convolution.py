@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from expunge.fisher import native
 from expunge.fisher.scratch import LARGE_BYTES, Scratch, add_squared_products, add_squares, chunks, summed_products
 
 
@@ -46,6 +47,8 @@ def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 
     positions, wide, out = math.prod(gradients.shape[2:]), inputs.shape[1] // geometry.groups, gradients.shape[1] // geometry.groups
     if positions <= PAIRS:
         return by_taps
+    if inputs.dim() == 4 and frames == geometry.groups == 1 and native.takes(inputs.dtype, wide, out):
+        return by_kernel
     if positions > SMALL and frames == 1 and wide % VECTOR == out % VECTOR == 0:
         return by_groups
     small = math.prod(geometry.kernel) * wide * out * inputs.element_size() < LARGE_BYTES["cpu"]
@@ -146,6 +149,20 @@ def by_groups(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Sc
         add_squares(total, product.view(len(rows), *shape))
     return total
 
+
+def by_kernel(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
+    """Our own kernel, which reads the channels-last image where it lies and keeps a sample's gradient in registers."""
+    images, slopes = _last(inputs), _last(gradients)
+    kernel, wide, out = geometry.kernel, images.shape[-1], slopes.shape[-1]
+    total = scratch.total(name, (*kernel, wide, out), inputs)
+    found = scratch.take("totals", native.totals_shape(torch.get_num_threads(), math.prod(kernel), wide, out, inputs.dtype), inputs)
+    for some, others in zip(images.split(SAMPLES), slopes.split(SAMPLES), strict=True):
+        native.squares(some, others, kernel, geometry.stride, geometry.padding, geometry.dilation, found)
+        total += found[0].view(total.shape)
+    return total.movedim((-1, -2), (0, 1))
+
+
+SAMPLES = 256  # that the kernel adds up one after the other in the type of the gradients
 
 PAIRS = 4
 
