@@ -56,6 +56,15 @@ def test_the_kernel_is_built_where_it_can_be():
 
 
 @built
+def test_a_library_of_another_version_is_not_used(monkeypatch):
+    class Longer(native._Geometry):
+        _fields_ = [("more", native.ctypes.c_int64)]
+
+    monkeypatch.setattr(native, "_Geometry", Longer)
+    assert native.library.__wrapped__() is None
+
+
+@built
 @pytest.mark.parametrize("dtype", native.KINDS, ids=str)
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("channels", "out"), [(16, 16), (8, 32), (32, 48), (16, 8), (128, 256)])

@@ -155,10 +155,9 @@ def by_kernel(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Sc
     images, slopes = _last(inputs), _last(gradients)
     kernel, wide, out = geometry.kernel, images.shape[-1], slopes.shape[-1]
     total = scratch.total(name, (*kernel, wide, out), inputs)
-    found = scratch.take("totals", native.totals_shape(torch.get_num_threads(), math.prod(kernel), wide, out, inputs.dtype), inputs)
     for some, others in zip(images.split(SAMPLES), slopes.split(SAMPLES), strict=True):
-        native.squares(some, others, kernel, geometry.stride, geometry.padding, geometry.dilation, found)
-        total += found[0].view(total.shape)
+        found = native.squares(some, others, kernel, geometry.stride, geometry.padding, geometry.dilation, scratch)
+        total += found.view(total.shape)
     return total.movedim((-1, -2), (0, 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from expunge.fisher.scratch import Scratch
+
 LIBRARY = Path(__file__).parent / "squares.shared"  # not .so, which would be taken for a Python module
-PRIVATE_BYTES = 1 << 20  # as in squares.c
+PRIVATE_BYTES = 1 << 20  # of a weight, up to which each thread takes samples and has a total of its own
 KINDS = {torch.float32: "float", torch.float64: "double"}
 
 Pair = ctypes.c_int64 * 2
@@ -21,15 +24,16 @@ class _Geometry(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("samples", "channels", "out")),
         *((name, Pair) for name in ("image", "output", "kernel", "stride", "padding", "dilation")),
-        ("threads", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("threads", "by_samples")),
     ]
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     try:
-        return ctypes.CDLL(str(LIBRARY))
-    except OSError:  # not built, or for another system
+        held = ctypes.CDLL(str(LIBRARY))
+        return held if held.geometry_bytes() == ctypes.sizeof(_Geometry) else None  # else built from another version of the source
+    except (OSError, AttributeError):  # not built, for another system, or of another version too
         return None
 
 
@@ -49,12 +53,6 @@ def takes(dtype: torch.dtype, channels: int, out: int) -> bool:
     return out % lanes == 0 and channels % (rows if out % (2 * lanes) == 0 else 2 * rows) == 0
 
 
-def totals_shape(threads: int, taps: int, channels: int, out: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """Of the memory the kernel writes to: a total for every thread where a weight is small. The first is the result."""
-    small = taps * channels * out * dtype.itemsize <= PRIVATE_BYTES
-    return (threads if small else 1, taps, channels, out)
-
-
 def squares(
     images: Tensor,
     slopes: Tensor,
@@ -62,15 +60,18 @@ def squares(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    totals: Tensor,
-    bits: int | None = None,
-) -> None:
-    """Σ_n (dW_n)² as (taps, channels, out) into totals[0], from contiguous (N, H, W, channels) and (N, H', W', out)."""
-    held, (samples, height, width, channels) = library(), images.shape
-    assert held is not None and totals.shape[0] in (1, torch.get_num_threads())
+    scratch: Scratch,
+) -> Tensor:
+    """Σ_n (dW_n)² as (taps, channels, out) in scratch memory, from contiguous (N, H, W, channels) and (N, H', W', out)."""
+    held, threads, (samples, height, width, channels), out = library(), torch.get_num_threads(), images.shape, slopes.shape[3]
+    assert held is not None
+    shape = (math.prod(kernel), channels, out)
+    by_samples = math.prod(shape) * images.element_size() <= PRIVATE_BYTES
+    totals = scratch.take("totals", (threads if by_samples else 1, *shape), images)
     geometry = _Geometry(
-        samples, channels, slopes.shape[3], Pair(height, width), Pair(*slopes.shape[1:3]),
-        Pair(*kernel), Pair(*stride), Pair(*padding), Pair(*dilation), torch.get_num_threads(),
+        samples, channels, out, Pair(height, width), Pair(*slopes.shape[1:3]),
+        Pair(*kernel), Pair(*stride), Pair(*padding), Pair(*dilation), threads, by_samples,
     )  # fmt: skip
-    run = getattr(held, f"squares_{KINDS[images.dtype]}_{bits or vector_bits()}")
+    run = getattr(held, f"squares_{KINDS[images.dtype]}_{vector_bits()}")
     run(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (images, slopes)), ctypes.byref(geometry), ctypes.c_void_p(totals.data_ptr()))
+    return totals[0]

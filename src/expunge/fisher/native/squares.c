@@ -9,12 +9,14 @@
 #include <stdint.h>
 #include <string.h>
 
-#define PRIVATE (1 << 20) /* bytes of a weight up to which each thread takes samples and has a total of its own */
-#define BLOCK 128         /* positions that are summed before the sum is put aside: rounding grows with the length of a sum */
+#define BLOCK 128 /* positions that are summed before the sum is put aside: rounding grows with the length of a sum */
 
+/* by_samples: each thread takes samples and has a total of its own; else it takes parts of the weight. */
 struct geometry {
-    int64_t samples, channels, out, image[2], output[2], kernel[2], stride[2], padding[2], dilation[2], threads;
+    int64_t samples, channels, out, image[2], output[2], kernel[2], stride[2], padding[2], dilation[2], threads, by_samples;
 };
+
+int64_t geometry_bytes(void) { return sizeof(struct geometry); }
 
 /* The positions at which a tap falls inside the image, and how far apart they lie in memory. */
 struct window {

@@ -46,7 +46,7 @@ TARGET void NAME(squares)(const REAL *images, const REAL *outputs, const struct 
     int64_t taps = s->kernel[0] * s->kernel[1], plane = s->channels * s->out, size = taps * plane;
     int64_t image = s->image[0] * s->image[1] * s->channels, output = s->output[0] * s->output[1] * s->out;
     int64_t strips = (s->out + 2 * LANES - 1) / (2 * LANES), pieces = taps * strips, team = 1;
-    int by_samples = size * (int64_t)sizeof(REAL) <= PRIVATE;
+    int by_samples = s->by_samples != 0;
 #pragma omp parallel num_threads((int)s->threads)
     {
         REAL *own = totals + (by_samples ? omp_get_thread_num() * size : 0);
