@@ -26,19 +26,19 @@ class Kernel(BuildHookInterface):
 
 def build(folder: Path) -> bool:
     """Whether squares.shared is there afterwards, made from the source there is."""
-    target = folder / "squares.shared"
-    target.unlink(missing_ok=True)
     compiler = shlex.split(os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or "")
     if not compiler or sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        made, linked = Path(work) / "squares.o", Path(work) / "squares.shared"
-        try:
+    try:
+        target = folder / "squares.shared"
+        target.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            made, linked = Path(work) / "squares.o", Path(work) / "squares.shared"
             subprocess.run([*compiler, "-O3", "-fPIC", "-fopenmp", "-c", folder / "squares.c", "-o", made], check=True)
             # Not against an OpenMP library: torch's own is in the process, and two would each have their threads.
             subprocess.run([*compiler, "-shared", made, "-o", linked], check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(f"the CPU kernel was not built: {error}", file=sys.stderr)
-            return False
-        linked.replace(target)
+            linked.replace(target)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"the CPU kernel was not built: {error}", file=sys.stderr)
+        return False
     return True

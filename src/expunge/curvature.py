@@ -224,8 +224,9 @@ class _Mean:
         self._add = _Step(model, partial(self._sum, one), objective)
 
     def __call__(self, batches: Iterable[Batch]) -> Parts:
-        _become(self.totals, [torch.zeros_like(total) for total in self.totals])
         self.count = 0
+        for total in self.totals:
+            total.zero_()
         for batch in batches:
             self._add(batch)
             self.count += batch_size(batch)

@@ -118,7 +118,7 @@ def whole_tiles(inputs: torch.Tensor, gradients: torch.Tensor) -> bool:
 
 
 @built
-def test_what_is_not_made_of_whole_tiles_goes_another_way(monkeypatch):
+def test_what_is_not_made_of_whole_tiles_goes_another_way():
     def images(channels, dtype=torch.float32, size=8):
         return torch.empty(2, channels, size, size, dtype=dtype)
 

@@ -45,13 +45,11 @@ TARGET static void NAME(strip)(const REAL *image, const REAL *output, const stru
 TARGET void NAME(squares)(const REAL *images, const REAL *outputs, const struct geometry *s, REAL *totals) {
     int64_t taps = s->kernel[0] * s->kernel[1], plane = s->channels * s->out, size = taps * plane;
     int64_t image = s->image[0] * s->image[1] * s->channels, output = s->output[0] * s->output[1] * s->out;
-    int64_t strips = (s->out + 2 * LANES - 1) / (2 * LANES), pieces = taps * strips, team = 1;
+    int64_t strips = (s->out + 2 * LANES - 1) / (2 * LANES), pieces = taps * strips;
     int by_samples = s->by_samples != 0;
 #pragma omp parallel num_threads((int)s->threads)
     {
         REAL *own = totals + (by_samples ? omp_get_thread_num() * size : 0);
-#pragma omp single
-        team = omp_get_num_threads();
         if (by_samples) memset(own, 0, size * sizeof(REAL));
 #pragma omp for schedule(static)
         for (int64_t outer = 0; outer < (by_samples ? s->samples : pieces); outer++)
@@ -67,9 +65,10 @@ TARGET void NAME(squares)(const REAL *images, const REAL *outputs, const struct 
                     NAME(strip)(images + sample * image + w.image_start, outputs + sample * output + w.output_start + first, &w,
                                 s->channels, s->out, s->out - first >= 2 * LANES, total);
             }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < (by_samples ? size : 0); i++)
+            for (int64_t thread = 1; thread < omp_get_num_threads(); thread++) totals[i] += totals[thread * size + i];
     }
-    for (int64_t thread = 1; by_samples && thread < team; thread++)
-        for (int64_t i = 0; i < size; i++) totals[i] += totals[thread * size + i];
 }
 
 #undef TILE
