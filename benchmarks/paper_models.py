@@ -34,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="default: the recipe's")
     parser.add_argument("--rate", type=float, help="default: the recipe's")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--compile", action="store_true", help="through torch.compile")
     parser.add_argument("--every", type=int, default=4, help="epochs between two points of a curve")
     parser.add_argument("--images", type=int, help="of the train set, for a quick try")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -70,6 +71,7 @@ def main() -> None:
         recipe,
         device=device,
         precision=options.precision,
+        compiled=options.compile,
         watch=scenario.tests,
         every=options.every,
         out=options.out if options.keep else None,
@@ -80,6 +82,7 @@ def main() -> None:
         "network": options.network,
         "recipe": asdict(recipe),
         "precision": options.precision,
+        "compiled": options.compile,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
         "seconds": seconds,
