@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from expunge import __version__, metrics
 from expunge.artifacts import weights_digest
-from expunge.batches import Data
+from expunge.batches import Data, measuring_size
 from expunge.bench.cells import Cell
 from expunge.bench.construction import method_of, parts, relearning_of, scenario_of
 from expunge.bench.models import Store, original, retrained
@@ -30,7 +30,6 @@ from expunge.vision.scenarios import Scenario
 
 REFERENCE = "retrain"
 CLASSIFIER = "mask-classifier"
-BATCH = 1000  # of measuring accuracies; what methods measure with is cut by the method's own size
 
 
 def perform(cell: Cell, store: Store) -> dict[str, Any]:
@@ -111,7 +110,7 @@ class Kept:
 
 
 def _said(model: nn.Module, scenario: Scenario) -> dict[str, Predictions]:
-    return {name: metrics.logits(model, data, batch_size=BATCH) for name, data in scenario.tests.items()}
+    return {name: metrics.logits(model, data, batch_size=measuring_size(model)) for name, data in scenario.tests.items()}
 
 
 def _accuracies(said: Mapping[str, Predictions]) -> dict[str, Any]:
@@ -131,7 +130,7 @@ def _masked(first: Mapping[str, Any]) -> dict[str, Any]:
 
 def _only_record(cell: Cell, model: nn.Module, scenario: Scenario) -> list[Record]:
     """The retrained network's history is its last epoch: it was not chosen among several."""
-    found = {name: metrics.accuracy(model, data, batch_size=BATCH) for name, data in scenario.watch.items()}
+    found = {name: metrics.accuracy(model, data, batch_size=measuring_size(model)) for name, data in scenario.watch.items()}
     return [Record(cell.recipe["epochs"], found, metrics.unlearn_score(found["remain"], found["forget"]), 0.0)]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from expunge.artifacts import load_tensors, save_tensors, weights_digest, write_json
+from expunge.batches import measuring_size
 from expunge.errors import InputError
 from expunge.metrics import accuracy
 from expunge.modes import seeded
@@ -25,7 +26,6 @@ from expunge.vision.networks import NETWORKS
 from expunge.vision.recipes import Recipe
 from expunge.vision.scenarios import category
 
-EVALUATION_BATCH = 1000
 KIND = "model"
 
 
@@ -184,7 +184,8 @@ class _Log:
     def after_epoch(self, epoch: int) -> None:
         if epoch % self.every and epoch != self.epochs:
             return
-        accuracies = {name: accuracy(self.trained.model, data, batch_size=EVALUATION_BATCH) for name, data in self.watch.items()}
+        model = self.trained.model
+        accuracies = {name: accuracy(model, data, batch_size=measuring_size(model)) for name, data in self.watch.items()}
         # An epoch that was begun again is noted again.
         self.trained.curve[:] = [point for point in self.trained.curve if point.epoch < epoch] + [Point(epoch, accuracies, self.loss)]
         self._write()
