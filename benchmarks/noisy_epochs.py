@@ -1,8 +1,9 @@
 """Table 4's networks before they know the wrong labels by heart: is the gap to the paper the epoch that the released program keeps?
 
-The released program keeps the epoch that is best on the test set. With wrong labels that is one from before they are learned; our networks
-are those after the last epoch. This trains on mislabelled CIFAR-10 by the recipe, notes the test accuracy after every epoch, and fine-tunes
-the networks of some epochs (`--stops`, the best one and the last) for five epochs on the correctly labelled rest, as Finetune does.
+The released program keeps the epoch that is best on the test set, which with wrong labels may be one from before they are learned; our
+networks are those after the last epoch. This trains on mislabelled CIFAR-10 by the recipe, notes the test accuracy after every epoch, and
+fine-tunes the networks of some epochs (`--stops`, the best one and the last) for five epochs on the correctly labelled rest, as Finetune
+does.
 
 Run `PYTHONPATH=src python benchmarks/noisy_epochs.py --data DIR --fractions 0.1 0.3 0.5 --json FILE`; torch and numpy are enough.
 """
