@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from expunge.fisher import native
+from expunge.fisher import cuda, native
 from expunge.fisher.scratch import LARGE_BYTES, Scratch, add_squared_products, add_squares, chunks, summed_products
 
 
@@ -40,11 +40,13 @@ def squares(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
 
 def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 1) -> Way:
     """The way for this shape (benchmarks/convolution_ways.py prints the timings behind the thresholds)."""
+    positions, wide, out = math.prod(gradients.shape[2:]), inputs.shape[1] // geometry.groups, gradients.shape[1] // geometry.groups
+    if positions > PAIRS and inputs.dim() == 4 and frames == geometry.groups == 1 and cuda.takes(inputs):
+        return by_tiles
     if math.prod(geometry.kernel) == 1:
         return by_taps
     if inputs.device.type != "cpu":
         return by_columns  # few launches, and the copy runs at memory speed
-    positions, wide, out = math.prod(gradients.shape[2:]), inputs.shape[1] // geometry.groups, gradients.shape[1] // geometry.groups
     if positions <= PAIRS:
         return by_taps
     if inputs.dim() == 4 and frames == geometry.groups == 1 and native.takes(inputs.dtype, wide, out):
@@ -158,6 +160,14 @@ def by_kernel(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Sc
     for some, others in zip(images.split(SAMPLES), slopes.split(SAMPLES), strict=True):
         found = native.squares(some, others, kernel, geometry.stride, geometry.padding, geometry.dilation, scratch)
         total += found.view(total.shape)
+    return total.movedim((-1, -2), (0, 1))
+
+
+def by_tiles(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
+    """The same on CUDA, on tensor cores."""
+    images, slopes = _last(inputs), _last(gradients)
+    total = scratch.total(name, (*geometry.kernel, images.shape[-1], slopes.shape[-1]), inputs)
+    total += cuda.squares(images, slopes, geometry.kernel, geometry.stride, geometry.padding, geometry.dilation).view(total.shape)
     return total.movedim((-1, -2), (0, 1))
 
 

@@ -1,0 +1,89 @@
+"""Σ_n (dW_n)² by tiles: a program holds input by output channels of one kernel tap, and goes through its share of the samples.
+
+Each sample's product is summed over the positions on tensor cores, squared and added in registers: neither image patches nor per-sample
+gradients are written to memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+PROGRAMS = 1056  # eight for each of an H200's 132 multiprocessors: fewer leave some idle
+SAMPLES = 256  # that one program adds up one after the other in float32
+
+
+def launch(
+    images: Tensor, slopes: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    (samples, height, width, wide), (lines, across, out) = images.shape, slopes.shape[1:]
+    taps, positions = math.prod(kernel), lines * across
+    block, tile_wide, tile_out = _power(positions, 64), _power(wide, 64), _power(out, 64)
+    tiles = taps * triton.cdiv(wide, tile_wide) * triton.cdiv(out, tile_out)
+    share = min(SAMPLES, max(1, samples * tiles // PROGRAMS))
+    splits = triton.cdiv(samples, share)
+    totals = images.new_empty((splits, taps, wide, out), dtype=torch.float32)
+    _squares[(tiles, splits)](
+        images, slopes, totals, samples, share, height, width, wide, lines, across, out, taps, kernel[1], *stride, *padding, *dilation,
+        POSITIONS=block, WIDE=tile_wide, OUT=tile_out, ONCE=positions <= block, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return totals.sum(0) if splits > 1 else totals[0]
+
+
+def _power(size: int, most: int) -> int:
+    """The power of two that holds it, from the 16 that tensor cores take at least."""
+    return min(most, max(16, triton.next_power_of_2(size)))
+
+
+@triton.jit(do_not_specialize=["samples", "share", "height", "width", "lines", "across", "top", "side"])
+def _squares(
+    images, slopes, totals, samples, share, height, width, wide, lines, across, out, taps, broad, down, along, top, side, apart, between,
+    POSITIONS: tl.constexpr, WIDE: tl.constexpr, OUT: tl.constexpr, ONCE: tl.constexpr,
+):  # fmt: skip
+    tile, split = tl.program_id(0), tl.program_id(1)
+    of_out, of_wide = tl.cdiv(out, OUT), tl.cdiv(wide, WIDE)
+    o = (tile % of_out) * OUT + tl.arange(0, OUT)
+    i = (tile // of_out % of_wide) * WIDE + tl.arange(0, WIDE)
+    tap = tile // (of_out * of_wide)
+    first_line, first_place = (tap // broad) * apart - top, (tap % broad) * between - side
+    positions, image_size = lines * across, height * width * wide
+    first = split * share
+    image = images + first.to(tl.int64) * image_size
+    slope = slopes + first.to(tl.int64) * (positions * out)
+    total = tl.zeros((WIDE, OUT), tl.float32)
+    for _ in range(first, tl.minimum(first + share, samples)):
+        product = tl.zeros((WIDE, OUT), tl.float32)
+        if ONCE:
+            a, g = _tiles(image, slope, 0, positions, height, width, wide, across, out, down, along, first_line, first_place, i, o, POSITIONS)
+            product = tl.dot(a, g, product)
+        else:
+            for start in range(0, positions, POSITIONS):
+                a, g = _tiles(
+                    image, slope, start, positions, height, width, wide, across, out, down, along, first_line, first_place, i, o, POSITIONS
+                )
+                product = tl.dot(a, g, product)
+        total += product * product
+        image += image_size
+        slope += positions * out
+    place = ((split.to(tl.int64) * taps + tap) * wide + i[:, None]) * out + o[None, :]
+    tl.store(totals + place, total, mask=(i < wide)[:, None] & (o < out)[None, :])
+
+
+@triton.jit
+def _tiles(
+    image, slope, start, positions, height, width, wide, across, out, down, along, first_line, first_place, i, o, POSITIONS: tl.constexpr
+):
+    """What the tap sees from POSITIONS positions of a sample, and their gradients; zero outside the image."""
+    position = start + tl.arange(0, POSITIONS)
+    y = (position // across) * down + first_line
+    x = (position % across) * along + first_place
+    there = position < positions
+    inside = there & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+    a = tl.load(image + (y * width + x)[None, :] * wide + i[:, None], mask=inside[None, :] & (i < wide)[:, None], other=0.0)
+    g = tl.load(slope + position[:, None] * out + o[None, :], mask=there[:, None] & (o < out)[None, :], other=0.0)
+    return a, g
