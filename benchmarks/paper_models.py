@@ -11,10 +11,12 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from expunge.vision import datasets
 from expunge.vision.networks import NETWORKS
@@ -34,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="default: the recipe's")
     parser.add_argument("--rate", type=float, help="default: the recipe's")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--draw", choices=["he", "torch"], default="he", help="fresh weights: our networks' own, or PyTorch's default")
     parser.add_argument("--compile", action="store_true", help="through torch.compile")
     parser.add_argument("--every", type=int, default=4, help="epochs between two points of a curve")
     parser.add_argument("--images", type=int, help="of the train set, for a quick try")
@@ -45,8 +48,23 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def drawn_by_torch(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """The same networks, each layer's weights as PyTorch draws them by default."""
+
+    def fresh(*arguments: int) -> nn.Module:
+        network = build(*arguments)
+        for module in network.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        return network
+
+    return fresh
+
+
 def main() -> None:
     options = arguments()
+    if options.draw == "torch":
+        NETWORKS[options.network] = drawn_by_torch(NETWORKS[options.network])
     device = torch.device(options.device)
     images = datasets.load(options.dataset, options.data).to(device)
     if options.images:
@@ -82,6 +100,7 @@ def main() -> None:
         "network": options.network,
         "recipe": asdict(recipe),
         "precision": options.precision,
+        "weights_drawn_by": options.draw,
         "compiled": options.compile,
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
