@@ -16,6 +16,7 @@ import sys
 import textwrap
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,9 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Row]:
     with tensor_cores(True):
         time_rounds(rows, passes, batches, options.rounds)
     if not options.quick:
-        for variant in passes:
-            say(f"{name}: memory of {variant}")
-            memory(rows[variant], name, variant, options)
+        say(f"{name}: memory")
+        with ThreadPoolExecutor(1 if options.device == "cpu" else len(passes)) as pool:
+            list(pool.map(lambda variant: memory(rows[variant], name, variant, options), passes))
     return rows
 
 

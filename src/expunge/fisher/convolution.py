@@ -41,7 +41,7 @@ def squares(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
 def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 1) -> Way:
     """The way for this shape (benchmarks/convolution_ways.py prints the timings behind the thresholds)."""
     positions, wide, out = math.prod(gradients.shape[2:]), inputs.shape[1] // geometry.groups, gradients.shape[1] // geometry.groups
-    if positions > PAIRS and inputs.dim() == 4 and frames == geometry.groups == 1 and cuda.takes(inputs):
+    if positions > 2 and wide >= VECTOR and inputs.dim() == 4 and frames == geometry.groups == 1 and cuda.takes(inputs):
         return by_tiles
     if math.prod(geometry.kernel) == 1:
         return by_taps

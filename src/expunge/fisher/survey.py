@@ -8,8 +8,7 @@ what that cannot do, one sample after the other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from expunge.batches import batch_size, device_of, each_tensor, take
 from expunge.errors import ModelError
+from expunge.fisher import tf32
 from expunge.fisher.interception import Interception
 from expunge.fisher.layouts import Layout, infer
 from expunge.fisher.passes import closed_forms
@@ -44,18 +44,7 @@ class Plan:
         self.looped += sorted(names - {*self.batched, *self.looped})
 
 
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """TF32 off: its rounding, of some percent in a deep network, would hide what the check looks for."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-@_full_precision()
+@tf32.switched_off()  # its rounding, of some percent in a deep network, would hide what the check looks for
 def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
     """A plan for these parameters, from the first samples of a batch of at least two.
 

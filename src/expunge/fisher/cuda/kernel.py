@@ -14,23 +14,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PROGRAMS = 1056  # eight for each of an H200's 132 multiprocessors: fewer leave some idle
+WARPS = 4224  # at work at once: 32 for each of an H200's 132 multiprocessors; fewer leave some idle, more write more partial sums
 SAMPLES = 256  # that one program adds up one after the other in float32
 
 
 def launch(
-    images: Tensor, slopes: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+    images: Tensor,
+    slopes: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    precision: str,
 ) -> Tensor:
+    """The tiles are the fastest on an H200 over the layers of ResNets, VGG16, DenseNet and a ViT (docs/fisher.md).
+
+    They are wide and 32 high: from 64 on Triton takes Hopper's warp-group instructions, for which it has to turn float32 tiles on their way
+    into shared memory, four bytes at a time, and is slower.
+    """
     (samples, height, width, wide), (lines, across, out) = images.shape, slopes.shape[1:]
     taps, positions = math.prod(kernel), lines * across
-    block, tile_wide, tile_out = _power(positions, 64), _power(wide, 64), _power(out, 64)
+    tile_wide, tile_out = _power(wide, 32), _power(out, 128)
+    once = 64 if precision == "tf32" else 32  # positions at once, of a small image
+    block = _power(positions, once) if positions <= once else 32 if positions >= 128 else 16  # few of them beyond the last position
+    warps = {128: 4, 64: 2, 32: 2, 16: 1}[tile_out]
     tiles = taps * triton.cdiv(wide, tile_wide) * triton.cdiv(out, tile_out)
-    share = min(SAMPLES, max(1, samples * tiles // PROGRAMS))
+    share = min(SAMPLES, max(1, samples * tiles * warps // WARPS))
     splits = triton.cdiv(samples, share)
     totals = images.new_empty((splits, taps, wide, out), dtype=torch.float32)
+    unit = math.gcd(wide, out, 16)  # what both are a multiple of decides how many channels are read at once
     _squares[(tiles, splits)](
-        images, slopes, totals, samples, share, height, width, wide, lines, across, out, taps, kernel[1], *stride, *padding, *dilation,
-        POSITIONS=block, WIDE=tile_wide, OUT=tile_out, ONCE=positions <= block, num_warps=4, num_stages=3,
+        images, slopes, totals, samples, share, height, width, wide // unit, lines, across, out // unit, taps, kernel[1],
+        *stride, *padding, *dilation,
+        UNIT=unit, POSITIONS=block, WIDE=tile_wide, OUT=tile_out, ONCE=positions <= block, PRECISION=precision,
+        num_warps=warps, num_stages=3,
     )  # fmt: skip
     return totals.sum(0) if splits > 1 else totals[0]
 
@@ -40,11 +57,15 @@ def _power(size: int, most: int) -> int:
     return min(most, max(16, triton.next_power_of_2(size)))
 
 
-@triton.jit(do_not_specialize=["samples", "share", "height", "width", "lines", "across", "top", "side"])
+SIZES = "samples share height width wides lines across outs taps broad down along top side apart between"
+
+
+@triton.jit(do_not_specialize=SIZES.split())  # one compilation for all sizes: it takes a second
 def _squares(
-    images, slopes, totals, samples, share, height, width, wide, lines, across, out, taps, broad, down, along, top, side, apart, between,
-    POSITIONS: tl.constexpr, WIDE: tl.constexpr, OUT: tl.constexpr, ONCE: tl.constexpr,
+    images, slopes, totals, samples, share, height, width, wides, lines, across, outs, taps, broad, down, along, top, side, apart, between,
+    UNIT: tl.constexpr, POSITIONS: tl.constexpr, WIDE: tl.constexpr, OUT: tl.constexpr, ONCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    wide, out = wides * UNIT, outs * UNIT
     tile, split = tl.program_id(0), tl.program_id(1)
     of_out, of_wide = tl.cdiv(out, OUT), tl.cdiv(wide, WIDE)
     o = (tile % of_out) * OUT + tl.arange(0, OUT)
@@ -59,14 +80,16 @@ def _squares(
     for _ in range(first, tl.minimum(first + share, samples)):
         product = tl.zeros((WIDE, OUT), tl.float32)
         if ONCE:
-            a, g = _tiles(image, slope, 0, positions, height, width, wide, across, out, down, along, first_line, first_place, i, o, POSITIONS)
-            product = tl.dot(a, g, product)
+            a, g = _tiles(
+                image, slope, 0, positions, height, width, wide, across, out, down, along, first_line, first_place, i, o, POSITIONS
+            )
+            product = tl.dot(a, g, product, input_precision=PRECISION)
         else:
             for start in range(0, positions, POSITIONS):
                 a, g = _tiles(
                     image, slope, start, positions, height, width, wide, across, out, down, along, first_line, first_place, i, o, POSITIONS
                 )
-                product = tl.dot(a, g, product)
+                product = tl.dot(a, g, product, input_precision=PRECISION)
         total += product * product
         image += image_size
         slope += positions * out

@@ -1,0 +1,61 @@
+"""Whether CUDA may round the factors of float32 products to TF32, under the older and the newer names of PyTorch's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+
+class _Setting(NamedTuple):
+    place: Any
+    name: str
+    off: Any
+    on: Any
+
+    @property
+    def is_on(self) -> bool:
+        return bool(getattr(self.place, self.name) == self.on)
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        if not self.is_on:
+            yield
+            return
+        setattr(self.place, self.name, self.off)
+        try:
+            yield
+        finally:
+            setattr(self.place, self.name, self.on)
+
+
+def _setting(older: Any, newer: str) -> _Setting:
+    """The name to read and write it by: PyTorch refuses the older one where the newer has been used."""
+    found = _Setting(older, "allow_tf32", False, True)
+    try:
+        found.is_on  # noqa: B018
+    except RuntimeError:
+        return _Setting(getattr(older, newer) if newer else older, "fp32_precision", "ieee", "tf32")
+    return found
+
+
+def _matmuls() -> _Setting:
+    return _setting(torch.backends.cuda.matmul, "")
+
+
+def _convolutions() -> _Setting:
+    return _setting(torch.backends.cudnn, "conv")
+
+
+def in_matmuls() -> bool:
+    return _matmuls().is_on
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    with ExitStack() as stack:
+        for setting in (_matmuls(), _convolutions()):
+            stack.enter_context(setting.switched_off())
+        yield
