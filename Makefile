@@ -2,13 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+TRITON := .venv/.triton
 
 .PHONY: demo test test-data lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/expunge demo
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(TRITON)
 	-tests/browser/install
 	$(BIN)/python -m pytest
 
@@ -38,4 +39,9 @@ $(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard src/expun
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+# For the tests of the CUDA kernel, in Triton's interpreter; a gigabyte, so not for the demo.
+$(TRITON): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -c constraints.txt "triton; sys_platform == 'linux'"
 	touch $@

@@ -167,7 +167,7 @@ def time_rounds(rows: dict[str, Row], passes: dict[str, Pass], batches: Batches,
 def extra_memory(name: str, case: Case, device: str, batches: Batches, split: int) -> int:
     """The peak a pass adds, to be called in a process of its own: one that has measured another variant holds memory it may reuse."""
     model = network(case, device)
-    run = VARIANTS[name].prepare(model)
+    run = tensor_cores(True)(VARIANTS[name].prepare(model))
     run([(x[:2], y[:2]) for x, y in batches[:1]])  # threads, kernels and handles are not the pass's
     model.zero_grad(set_to_none=True)
     gc.collect()

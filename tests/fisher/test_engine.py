@@ -10,7 +10,7 @@ from torch import nn
 
 from expunge.batches import Batches
 from expunge.errors import InputError, ModelError
-from expunge.fisher import diagonal
+from expunge.fisher import diagonal, tf32
 from expunge.fisher.engine import undisturbed
 from expunge.fisher.survey import survey
 from expunge.objective import Objective
@@ -127,6 +127,43 @@ def test_interrupted_leaves_everything_as_it_was():
     assert model.training
     assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
     model(batch[0]).sum().backward()  # torch's own functions are back
+
+
+NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+
+
+@pytest.mark.skipif(not NEWER, reason="a setting of torch 2.9")
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_tf32_may_be_set_by_its_newer_names(precision):
+    """PyTorch then refuses to read the older ones."""
+    model, batch = build("conv2d")
+    settings = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+    before = [setting.fp32_precision for setting in settings]
+    try:
+        for setting in settings:
+            setting.fp32_precision = precision
+        assert tf32.in_matmuls() == tf32.in_convolutions() == (precision == "tf32")
+        with tf32.switched_off():
+            assert not tf32.in_matmuls() and not tf32.in_convolutions()
+        diagonal(model, [batch])
+        assert [setting.fp32_precision for setting in settings] == [precision] * 2
+    finally:
+        for setting, was in zip(settings, before, strict=True):
+            setting.fp32_precision = was
+
+
+def test_tf32_is_read_by_its_older_names():
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        for allowed in (True, False):
+            matmul.allow_tf32, cudnn.allow_tf32 = allowed, not allowed
+            assert (tf32.in_matmuls(), tf32.in_convolutions()) == (allowed, not allowed)
+            with tf32.switched_off():
+                assert (matmul.allow_tf32, cudnn.allow_tf32) == (False, False)
+            assert (matmul.allow_tf32, cudnn.allow_tf32) == (allowed, not allowed)
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def test_parameters_can_be_named():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from expunge.fisher import cuda, native
+from expunge.fisher import cuda, native, tf32
 from expunge.fisher.scratch import LARGE_BYTES, Scratch, add_squared_products, add_squares, chunks, summed_products
 
 
@@ -40,22 +40,23 @@ def squares(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
 
 def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 1) -> Way:
     """The way for this shape (benchmarks/convolution_ways.py prints the timings behind the thresholds)."""
-    positions, wide, out = math.prod(gradients.shape[2:]), inputs.shape[1] // geometry.groups, gradients.shape[1] // geometry.groups
-    if positions > 2 and wide >= VECTOR and inputs.dim() == 4 and frames == geometry.groups == 1 and cuda.takes(inputs):
+    taps, positions = math.prod(geometry.kernel), math.prod(gradients.shape[2:])
+    wide, out = inputs.shape[1] // geometry.groups, gradients.shape[1] // geometry.groups
+    images = inputs.dim() == 4 and frames == geometry.groups == 1
+    if images and cuda.takes(inputs, tf32.in_convolutions(), taps, positions, wide, out):
         return by_tiles
-    if math.prod(geometry.kernel) == 1:
+    if taps == 1:
         return by_taps
     if inputs.device.type != "cpu":
         return by_columns  # few launches, and the copy runs at memory speed
     if positions <= PAIRS:
         return by_taps
-    if inputs.dim() == 4 and frames == geometry.groups == 1 and native.takes(inputs.dtype, wide, out):
+    if images and native.takes(inputs.dtype, wide, out):
         return by_kernel
     if positions > SMALL and frames == 1 and wide % VECTOR == out % VECTOR == 0:
         return by_groups
-    small = math.prod(geometry.kernel) * wide * out * inputs.element_size() < LARGE_BYTES["cpu"]
-    plain = inputs.dim() == 4 and frames == geometry.stride[0] == geometry.groups == 1
-    return by_strips if plain and small else by_columns
+    small = taps * wide * out * inputs.element_size() < LARGE_BYTES["cpu"]
+    return by_strips if images and geometry.stride[0] == 1 and small else by_columns
 
 
 SMALL = 64  # output positions
@@ -164,7 +165,7 @@ def by_kernel(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Sc
 
 
 def by_tiles(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
-    """The same on CUDA, on tensor cores."""
+    """The same on CUDA, on tensor cores: as exact as the library's convolutions, in TF32 where these are."""
     images, slopes = _last(inputs), _last(gradients)
     total = scratch.total(name, (*geometry.kernel, images.shape[-1], slopes.shape[-1]), inputs)
     total += cuda.squares(images, slopes, geometry.kernel, geometry.stride, geometry.padding, geometry.dilation).view(total.shape)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from expunge.fisher import convolution, cuda
+from expunge.fisher import convolution, cuda, tf32
 from expunge.fisher.convolution import Geometry
 from expunge.fisher.layouts import Layout
 from expunge.fisher.scratch import Scratch, add_squared_products, summed_products, wide
@@ -71,7 +71,7 @@ def squared_products(a: Tensor, g: Tensor, scratch: Scratch, name: str) -> Tenso
     if a.shape[1] == 1:
         total = scratch.total(name, (g.shape[2], a.shape[2]), a)
         return total.add_(summed_products(wide(g[:, 0]).square(), wide(a[:, 0]).square()))
-    if cuda.takes(a):  # a row of positions, seen through a kernel of one tap
+    if cuda.takes(a, tf32.in_matmuls(), 1, a.shape[1], a.shape[2], g.shape[2]):  # a row of positions under a kernel of one tap
         total = scratch.total(name, (a.shape[2], g.shape[2]), a)
         return total.add_(cuda.squares(a.contiguous()[:, None], g.contiguous()[:, None], (1, 1), (1, 1), (0, 0), (1, 1))[0]).t()
     turned = a.device.type == "cpu" and a.shape[2] > g.shape[2]  # MKL is faster with the longer side first

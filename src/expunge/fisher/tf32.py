@@ -50,7 +50,13 @@ def _convolutions() -> _Setting:
 
 
 def in_matmuls() -> bool:
+    """PyTorch's default: no."""
     return _matmuls().is_on
+
+
+def in_convolutions() -> bool:
+    """PyTorch's default: yes."""
+    return _convolutions().is_on
 
 
 @contextmanager

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 
 import torch
 from torch import Tensor
-
-from expunge.fisher import tf32
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -23,20 +22,27 @@ def works(device: torch.device) -> bool:
         return False
 
 
-def takes(tensor: Tensor) -> bool:
-    """Where products may be computed on tensor cores; in full float32 matmuls of the library are faster."""
-    if tensor.device.type != "cuda" or tensor.dtype not in DTYPES:
+def takes(tensor: Tensor, tf32: bool, taps: int, positions: int, wide: int, out: int) -> bool:
+    """Whether it can do this, and is the fastest; `tf32`: whether the factors of float32 products may be rounded to that type."""
+    if tensor.device.type != "cuda" or tensor.dtype not in DTYPES or (tensor.dtype == torch.float32 and not tf32):
         return False
-    return (tensor.dtype != torch.float32 or tf32.in_matmuls()) and works(tensor.device)
+    return faster(taps, positions, wide, out) and works(tensor.device)
+
+
+def faster(taps: int, positions: int, wide: int, out: int) -> bool:
+    """Whether it is, than matmuls of the library that write each sample's product (benchmarks/convolution_ways.py --device cuda --tf32).
+
+    Those have image patches to write first where there is more than one tap. Where there is one they are slower only if a product is
+    large for the positions it sums, or too narrow for them. Few channels leave most of a tile empty.
+    """
+    return wide >= 16 and positions > 2 and (taps > 1 or positions <= 32 or out < 64)
 
 
 def squares(
     images: Tensor, slopes: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """Σ_n (dW_n)² as (taps, channels, out) in float32, from contiguous (N, H, W, channels) and (N, H', W', out).
-
-    Where TF32 is not allowed, each factor is the sum of two of that type, and their products lose nothing visible.
-    """
+    """Σ_n (dW_n)² as (taps, channels, out) in float32, from contiguous (N, H, W, channels) and (N, H', W', out)."""
     from expunge.fisher.cuda.kernel import launch
 
-    return launch(images, slopes, kernel, stride, padding, dilation, "tf32" if tf32.in_matmuls() else "tf32x3")
+    with torch.cuda.device(images.device) if images.is_cuda else nullcontext():  # a kernel starts on the current one
+        return launch(images, slopes, kernel, stride, padding, dilation)

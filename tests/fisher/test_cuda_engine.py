@@ -1,0 +1,53 @@
+"""The engine on a GPU, its passes replayed as graphs, gives what the definition gives on the CPU."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from expunge.fisher import convolution, diagonal
+from tests import reference
+from tests.fisher.cases import MODELS, build
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+]
+
+
+def on_gpu(model, batch):
+    """Batches of 2, 2, 2 and 1: the second of a shape is captured, the third replayed."""
+    parts = [tuple(tensor.cuda() for tensor in part) for part in zip(*(tensor.split(2) for tensor in batch), strict=True)]
+    return {name: sums.cpu() for name, sums in diagonal(copy.deepcopy(model).cuda(), parts).sums.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_equals_the_definition(name):
+    model, batch = build(name)
+    assert reference.worst_error(on_gpu(model, batch), reference.fisher(model, batch)) <= 1e-10
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_float32_without_tf32(name):
+    model, batch = build(name, torch.float32)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        found = on_gpu(model, batch)
+    assert reference.worst_error(found, reference.fisher(model, batch)) <= 1e-5
+
+
+def test_convolutions_are_squared_in_tf32_where_they_are_computed_so(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Tanh(), nn.Conv2d(32, 24, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(600, 4)).eval()
+    batch = (torch.randn(7, 3, 13, 13), torch.randint(4, (7,)))
+    expected = reference.fisher(model, batch)
+    chosen, choose = set(), convolution.choose
+    monkeypatch.setattr(convolution, "choose", lambda *arguments: chosen.add(way := choose(*arguments)) or way)
+    for allowed, low, high in ((True, 1e-5, 1e-2), (False, 0.0, 1e-5)):
+        chosen.clear()
+        with torch.backends.cudnn.flags(allow_tf32=allowed):
+            error = reference.worst_error(on_gpu(model, batch), expected)
+        assert (convolution.by_tiles in chosen) == allowed
+        assert low <= error <= high
