@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from expunge.errors import InputError
+from expunge.errors import DivergedError, InputError
 from expunge.metrics import accuracy, unlearn_score
 
 
@@ -41,6 +41,24 @@ def test_accuracy_over_positions_leaves_ignored_labels_out():
     assert accuracy(Positions(), [(inputs, targets)]) == 3 / 5
 
 
+def test_a_model_that_diverged_has_no_accuracy():
+    """The largest of NaN is NaN, at its own place: an accuracy of one where the label is that place."""
+    outputs, labels = torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 2, 0, 1, 2])
+    outputs[4, 0] = torch.nan
+    with pytest.raises(DivergedError, match="the logits are NaN in 1 of 6 rows"):
+        accuracy(nn.Identity(), TensorDataset(outputs, labels), batch_size=2)
+    with pytest.raises(DivergedError, match="the logits are NaN in 5 of 5 rows"):
+        accuracy(nn.Identity(), [(torch.full((5, 3), torch.nan), torch.zeros(5).long())])
+    outputs[4, 0] = -torch.inf  # a class ruled out
+    assert accuracy(nn.Identity(), TensorDataset(outputs, labels)) == 1
+
+
+def test_nan_at_ignored_positions_does_not_matter():
+    outputs, targets = torch.eye(3)[None].repeat(2, 1, 1), torch.tensor([[0, 1, -100], [0, 2, 2]])
+    outputs[0, :, 2] = torch.nan  # as attention gives for padding alone
+    assert accuracy(nn.Identity(), [(outputs, targets)]) == 4 / 5
+
+
 def test_accuracy_draws_no_random_numbers():
     state = torch.get_rng_state()
     accuracy(network(), DataLoader(data(), shuffle=True))
@@ -54,6 +72,8 @@ def test_accuracy_needs_labels_of_the_head():
         accuracy(network(), samples)
     with pytest.raises(InputError, match="one integer label"):
         accuracy(network(), [(torch.randn(3, 5), torch.randn(3))])
+    with pytest.raises(InputError, match=r"logits: must be \(N, K\).*; found shape \(3,\)"):
+        accuracy(nn.Flatten(0), [(torch.randn(3), torch.zeros(3).long())])
     with pytest.raises(InputError, match="data: must not be empty"):
         accuracy(network(), [])
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from expunge import InputError, MismatchError, Objective
+from expunge import DivergedError, InputError, MismatchError, Objective
 from expunge.metrics import (
     Predictions,
     accuracy,
@@ -154,6 +155,55 @@ def test_nothing_is_not_measured():
         Predictions(torch.zeros(2, 3), torch.zeros(3).long())
     with pytest.raises(InputError, match=r"labels must be in \[0, 3\)"):
         accuracy_of(Predictions(torch.zeros(2, 3), torch.tensor([0, 3])))
+
+
+def test_flat_logits_have_no_classes():
+    flat = Predictions(torch.zeros(4), torch.zeros(4).long())
+    for measure in (
+        accuracy_of,
+        class_accuracies,
+        predicted_shares,
+        attack_success,
+        mean_loss,
+        partial(agreement, flat),
+        partial(divergence, flat),
+    ):
+        with pytest.raises(InputError, match=r"logits: must be \(N, K\).*; found shape \(4,\)"):
+            measure(flat)
+    assert mean_loss(flat, Objective(losses=lambda logits, targets: (logits - 2).square())) == 4
+    with pytest.raises(InputError, match="logits: must have a row for each sample"):
+        Predictions(torch.zeros(()), torch.zeros(1).long())
+
+
+def test_predictions_of_a_model_that_diverged_are_not_measured():
+    fine = predictions(1)
+    broken = replace(fine, logits=fine.logits.clone())
+    broken.logits[7, 2] = torch.nan
+    for measure in (accuracy_of, class_accuracies, predicted_shares, partial(agreement, fine), partial(agreement, broken)):
+        with pytest.raises(DivergedError, match="the logits are NaN in 1 of 40 rows"):
+            measure(broken)
+    with pytest.raises(DivergedError, match="the logits are NaN in 1 of 40 rows"):
+        attack_success(replace(broken, targets=torch.zeros(40).long()))
+    with pytest.raises(DivergedError, match="losses are NaN in 1 of 40 rows"):
+        mean_loss(broken)
+    with pytest.raises(DivergedError, match="the retrained network's probabilities are NaN in 1 of 40 rows"):
+        divergence(fine, broken)
+    with pytest.raises(DivergedError, match="the model's probabilities are NaN in 1 of 40 rows"):
+        divergence(broken, fine)
+    broken.logits[7, 2] = torch.inf  # the largest, but of no probability
+    assert 0 <= accuracy_of(replace(broken)) <= 1
+    with pytest.raises(DivergedError, match="the model's probabilities are NaN in 1 of 40 rows"):
+        divergence(replace(broken), fine)
+
+
+def test_nan_at_ignored_positions_does_not_matter():
+    found = predictions(1, 4, 5, 3)
+    found.targets[0, 1] = -100
+    expected = [measure(found) for measure in (accuracy_of, class_accuracies, predicted_shares, mean_loss)]
+    broken = replace(found, logits=found.logits.clone())
+    broken.logits[0, :, 1] = torch.nan
+    assert [measure(broken) for measure in (accuracy_of, class_accuracies, predicted_shares, mean_loss)] == expected
+    assert agreement(broken, found) == 1 and divergence(broken, found) == 0
 
 
 # --- beside the retrained -----------------------------------------------------------------------------------------------------------------

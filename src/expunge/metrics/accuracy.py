@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
-from expunge.errors import InputError
+from expunge.errors import DivergedError, InputError
 from expunge.modes import in_mode, seeded
 from expunge.objective import Objective, check_labels
 
@@ -16,30 +16,43 @@ IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
 def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), batch_size: int = 128) -> float:
     """The fraction of labels that are the largest logit, in eval mode.
 
-    Logits may be (N, K) or (N, K, positions...); the model's modes and all random numbers are afterwards as they were.
+    Logits may be (N, K) or (N, K, positions...); the model's modes and all random numbers are afterwards as they were. NaN among the
+    logits of a label that counts raises `DivergedError`: it is no answer, neither right nor wrong.
     """
     device = device_of(model)
     right = torch.zeros((), dtype=torch.int64, device=device)
     counted = torch.zeros((), dtype=torch.int64, device=device)
+    broken = torch.zeros((), dtype=torch.int64, device=device)
     with seeded(0, device), in_mode(model, training=False), torch.inference_mode():
         for batch in as_batches(data, "data", batch_size):
             held = to_device(batch, device)
             logits, targets = objective.outputs(model, held), objective.targets(held)
             check_targets(logits, targets)
             valid = targets != IGNORED
-            right += ((logits.argmax(1) == targets) & valid).sum()
+            largest, predicted = logits.max(1)
+            right += ((predicted == targets) & valid).sum()
             counted += valid.sum()
+            broken += (largest.isnan() & valid).sum()
     if int(counted) == 0:
         raise InputError("data", "must hold at least one label")
+    check_numbers("the logits", int(broken), int(counted))
     return int(right) / int(counted)
 
 
 def check_targets(logits: Tensor, targets: Tensor) -> None:
     """One label of the head for each row of logits and position."""
+    if logits.dim() < 2:
+        raise InputError("logits", "must be (N, K) or (N, K, positions...), a number for each of K classes", f"shape {tuple(logits.shape)}")
     if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
         found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
         raise InputError("data", "accuracy needs one integer label for each row of logits", found)
     check_labels(logits.shape, targets)
+
+
+def check_numbers(what: str, broken: int, counted: int) -> None:
+    """A model that puts out NaN has diverged. That must be noticed, and a share of right answers would hide it: NaN counts as largest."""
+    if broken:
+        raise DivergedError(f"{what} are NaN in {broken} of {counted} rows: the model diverged, nothing was measured")
 
 
 def unlearn_score(remain_accuracy: float, forget_accuracy: float) -> float:

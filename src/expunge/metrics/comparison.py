@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from expunge.errors import InputError, MismatchError
+from expunge.metrics.accuracy import check_numbers
 from expunge.metrics.predictions import Predictions
 
 
@@ -22,9 +24,16 @@ def divergence(model: Predictions, retrained: Predictions) -> float:
     model that gives nothing to a class the retrained one believes in pays most.
     """
     _check_same_data(model, retrained)
-    first, second = (torch.log_softmax(each.logits.double(), dim=1).movedim(1, -1)[model.counted] for each in (retrained, model))
+    first, second = _log_shares(retrained, "the retrained network's"), _log_shares(model, "the model's")
     terms = torch.where(first == -torch.inf, 0.0, first.exp() * (first - second))  # r log r is 0 at r = 0
     return float(terms.sum(-1).mean())
+
+
+def _log_shares(predictions: Predictions, whose: str) -> Tensor:
+    counted = predictions.counted
+    found = torch.log_softmax(predictions.logits.double(), dim=1).movedim(1, -1)[counted]
+    check_numbers(f"{whose} probabilities", int(found.isnan().any(-1).sum()), len(found))
+    return found
 
 
 def _check_same_data(model: Predictions, retrained: Predictions) -> None:

@@ -10,19 +10,24 @@ from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
 from expunge.errors import InputError
-from expunge.metrics.accuracy import IGNORED, check_targets
+from expunge.metrics.accuracy import IGNORED, check_numbers, check_targets
 from expunge.modes import in_mode, seeded
-from expunge.objective import Objective
+from expunge.objective import Objective, cross_entropy
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """Logits (N, K) or (N, K, positions...) and targets of the same samples, in the order of the data."""
+    """Logits (N, K) or (N, K, positions...) and targets of the same samples, in the order of the data.
+
+    Every measure of them raises `DivergedError` where logits it needs are NaN: a model that diverged gives no answers to count.
+    """
 
     logits: Tensor
     targets: Tensor
 
     def __post_init__(self) -> None:
+        if self.logits.dim() == 0 or self.targets.dim() == 0:
+            raise InputError("logits" if self.logits.dim() == 0 else "targets", "must have a row for each sample", "a single number")
         if len(self.logits) != len(self.targets):
             raise InputError("targets", f"must be as many as the {len(self.logits)} rows of logits", len(self.targets))
 
@@ -43,7 +48,10 @@ class Predictions:
     @cached_property
     def predicted(self) -> Tensor:
         """The class of the largest logit for each of `labels`."""
-        return self.logits.argmax(1)[self.counted]
+        counted = self.counted
+        largest, predicted = (each[counted] for each in self.logits.max(1))
+        check_numbers("the logits", int(largest.isnan().sum()), largest.numel())
+        return predicted
 
 
 def logits(
@@ -99,7 +107,11 @@ def mean_loss(predictions: Predictions, objective: Objective = Objective()) -> f
     """The mean of the objective's loss a sample, in float64."""
     if len(predictions.logits) == 0:
         raise InputError("predictions", "must hold at least one sample")
-    return float(objective.per_sample(predictions.logits.double(), predictions.targets).mean())
+    if objective.losses is cross_entropy and predictions.logits.dim() < 2:
+        raise InputError("logits", "must be (N, K) or (N, K, positions...) for this loss", f"shape {tuple(predictions.logits.shape)}")
+    losses = objective.per_sample(predictions.logits.double(), predictions.targets)
+    check_numbers("losses", int(losses.isnan().sum()), losses.numel())
+    return float(losses.mean())
 
 
 def _share(right: Tensor) -> float:
