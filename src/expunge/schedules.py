@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from numbers import Real
+from typing import Any, Protocol
 
 from expunge.errors import InputError
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _check_positive(argument: str, value: float) -> None:
-    if not 0 < value < float("inf"):
+    if not _is_number(value) or value <= 0:
         raise InputError(argument, "must be a positive number", value)
 
 
 def _check_epochs(value: int) -> None:
-    if not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError("epochs", "must be a whole number, 1 or more", value)
 
 
@@ -59,6 +65,10 @@ class Steps:
         _check_positive("base", self.base)
         _check_positive("factor", self.factor)
         _check_epochs(self.epochs)
+        if not isinstance(self.decays, (tuple, list)) or not all(_is_number(decay) and decay >= 0 for decay in self.decays):
+            raise InputError("decays", "must be a tuple of epochs, numbers of 0 or more", self.decays)
+        if not _is_number(self.warmup) or self.warmup < 0:
+            raise InputError("warmup", "must be a number of epochs, 0 or more", self.warmup)
 
     def rate(self, time: float) -> float:
         if time < self.warmup:
@@ -79,6 +89,8 @@ class Replay:
     epochs: int = 5
 
     def __post_init__(self) -> None:
+        if isinstance(self.schedule, type) or not hasattr(self.schedule, "epochs") or not callable(getattr(self.schedule, "rate", None)):
+            raise InputError("schedule", "must have epochs and a rate, such as Steps()", self.schedule)
         _check_epochs(self.epochs)
 
     def rate(self, time: float) -> float:

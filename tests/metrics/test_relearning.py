@@ -109,6 +109,12 @@ def test_the_first_definition_draws_with_replacement(original, masked, scenario)
     assert epochs == 1 or not torch.equal(rows, torch.cat(seen[4:8]))
 
 
+def test_draws_from_a_list_of_samples(original, masked, scenario):
+    settings = Relearning(Tuning(Constant(0.01, 2), batch_size=16), draws=20)
+    found = [relearn_time(masked, original, scenario.forget, data, settings) for data in (scenario.train, list(scenario.train))]
+    assert found[0] == found[1]
+
+
 def test_eval_mode_keeps_statistics_and_dropout_off():
     model = cases.model(torch.float64)
     states = {name: value.clone() for name, value in model.state_dict().items() if "running" in name}
@@ -136,8 +142,13 @@ def test_mistakes_are_named(original, masked, scenario):
         relearn_time(masked, original, forget, DataLoader(data), Relearning.as_first_defined())
     with pytest.raises(InputError, match="data: must not be empty"):
         relearn_time(masked, original, Subset(data, []), data)
-    with pytest.raises(InputError, match="draws: must be at least 1; found 0"):
-        Relearning(draws=0)
+    with pytest.raises(InputError, match="data: draws need a dataset of single samples; found a list of batches"):
+        relearn_time(masked, original, forget, list(DataLoader(data, 8)), Relearning.as_first_defined())
+    with pytest.raises(InputError, match="data: must not be empty"):
+        relearn_time(masked, original, forget, Subset(data, []), Relearning.as_first_defined())
+    for draws in (0, 1.5, True):
+        with pytest.raises(InputError, match=f"draws: must be a whole number, 1 or more; found {draws}"):
+            Relearning(draws=draws)
     with pytest.raises(InputError, match="margin: must be 0 or more; found -1"):
         Relearning(margin=-1)
     with pytest.raises(DivergedError):

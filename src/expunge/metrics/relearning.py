@@ -30,8 +30,8 @@ class Relearning:
     margin: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.draws is not None and self.draws < 1:
-            raise InputError("draws", "must be at least 1", self.draws)
+        if self.draws is not None and (isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1):
+            raise InputError("draws", "must be a whole number, 1 or more", self.draws)
         if not self.margin >= 0:
             raise InputError("margin", "must be 0 or more", self.margin)
 
@@ -108,6 +108,9 @@ def _draws(data: Data, count: int, batch_size: int) -> Batches:
     """Every epoch another `count` samples, drawn with replacement."""
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InputError("data", "draws need a dataset", type(data).__name__)
+    held = as_batches(data, "data", 1)
+    if isinstance(data, (list, tuple)) and next(iter(held)) is data[0]:  # taken as a batch, not as a sample to make batches of
+        raise InputError("data", "draws need a dataset of single samples", f"a {type(data).__name__} of batches")
     size, read_rows = len(data), row_reader(data, "data")
 
     def read(seed: int | None) -> Iterator[Batch]:
