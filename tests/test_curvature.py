@@ -40,6 +40,12 @@ def network(name: str) -> nn.Module:
     return model
 
 
+def linear() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES)).double()
+
+
 def pictures(samples: int = SAMPLES, size: int = 4) -> TensorDataset:
     generator = torch.Generator().manual_seed(4)
     labels = torch.arange(samples) % CLASSES
@@ -219,15 +225,68 @@ def test_divergence_is_noticed():
         ConjugateGradients()(model, batches, target, concave)
 
 
+@pytest.mark.parametrize("damping", [0.01, 0.5, 0.9])
+def test_lissa_converges_up_to_two_minus_the_damping_times_the_scale(damping):
+    """Every term multiplies the part of d along λ by 1 − damping − λ/scale, which must be above −1."""
+    model = linear()
+    data = pictures()
+    matrix = reference.hessian(model, data.tensors) / SAMPLES
+    largest, target = float(torch.linalg.eigvalsh(matrix)[-1]), vector(model)
+    scale = largest / (1.95 - damping)
+    expected = torch.linalg.solve(matrix + damping * scale * torch.eye(len(matrix), dtype=torch.float64), flat(target))
+    assert_near(flat(LiSSA(damping, scale, passes=600)(model, as_batches(data), target)), expected, 1e-2)
+    with pytest.raises(DivergedError, match="LiSSA"):
+        LiSSA(damping, largest / (2.05 - damping), passes=2000)(model, as_batches(data), target)
+
+
+@pytest.mark.parametrize("size", [1e-310, 1e-170, 1e200, 1e308])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("solver", [ConjugateGradients(damping=1.0, iterations=5), LiSSA(scale=200, passes=2)])
+def test_solvers_are_linear_for_targets_of_any_size(solver, dtype, size):
+    model = linear().to(dtype)
+    images, labels = pictures().tensors
+    batches = as_batches(TensorDataset(images.to(dtype), labels))
+    one = {name: part.sign() for name, part in vector(model).items()}  # ± size exactly, also where few digits are left
+    expected, found = solver(model, batches, one), solver(model, batches, {name: size * part for name, part in one.items()})
+    rounded = 5e-324 / size  # the results are so coarse
+    torch.testing.assert_close(flat(found) / size, flat(expected), rtol=1e-5, atol=rounded)
+    assert flat(found).any()
+
+
+def test_targets_in_float32():
+    model = linear()
+    target = {name: part.sign().float() for name, part in vector(model).items()}
+    expected = ConjugateGradients()(model, as_batches(pictures()), target)
+    small = {name: torch.tensor(1e-42) * part for name, part in target.items()}
+    found = ConjugateGradients()(model, as_batches(pictures()), small)
+    torch.testing.assert_close(flat(found) / float(torch.tensor(1e-42)), flat(expected), rtol=1e-4, atol=1e-8)
+
+
+def test_vectors_that_do_not_fit_are_refused():
+    model, batches = linear(), as_batches(pictures())
+    calls = {"vector": (hessian_product, gauss_newton_product), "target": (ConjugateGradients(), LiSSA())}
+    for argument, call in [(argument, call) for argument, those in calls.items() for call in those]:
+        with pytest.raises(InputError, match=rf"^{argument}: 1.weight must have shape \(3, 16\); found \(1,\)"):
+            call(model, batches, {"1.weight": torch.ones(1, dtype=torch.float64)})
+        with pytest.raises(InputError, match=f"^{argument}: must name parameters of the model; found none"):
+            call(model, batches, {})
+        with pytest.raises(InputError, match=f"^{argument}: must name parameters of the model; found .*nothing"):
+            call(model, batches, {"nothing": torch.ones(1, dtype=torch.float64)})
+
+
 @pytest.mark.parametrize(
     ("settings", "argument"),
     [
         (lambda: ConjugateGradients(damping=0), "damping"),
         (lambda: ConjugateGradients(iterations=0), "iterations"),
+        (lambda: ConjugateGradients(iterations=2.5), "iterations"),
+        (lambda: ConjugateGradients(iterations=True), "iterations"),
         (lambda: ConjugateGradients(tolerance=-1), "tolerance"),
         (lambda: LiSSA(damping=1), "damping"),
         (lambda: LiSSA(scale=0), "scale"),
         (lambda: LiSSA(passes=0), "passes"),
+        (lambda: LiSSA(passes=2.5), "passes"),
+        (lambda: LiSSA(passes="2"), "passes"),
     ],
 )
 def test_settings_without_sense_are_refused(settings, argument):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,7 @@ def hessian_product(
     model: nn.Module, batches: Batches, vector: Mapping[str, Tensor], objective: Objective = Objective(), progress: bool = False
 ) -> Vector:
     """The mean Hessian of the loss times `vector`, over the parameters it names."""
+    _check_vector("vector", model, vector)
     with _ready(model, list(vector)) as parameters:
         mean = _Mean(model, parameters, partial(_hessian_times, model, objective, parameters, list(vector.values())), objective)
         found = mean(track(batches, "Hessian product", total=len(batches), enabled=progress))
@@ -61,6 +63,7 @@ def gauss_newton_product(
     model: nn.Module, batches: Batches, vector: Mapping[str, Tensor], objective: Objective = Objective(), progress: bool = False
 ) -> Vector:
     """The mean Gauss-Newton matrix times `vector`, over the parameters it names."""
+    _check_vector("vector", model, vector)
     with _ready(model, list(vector)) as parameters:
         mean = _Mean(model, parameters, partial(_gauss_newton_times, model, objective, parameters, list(vector.values())), objective)
         found = mean(track(batches, "Gauss-Newton product", total=len(batches), enabled=progress))
@@ -80,15 +83,16 @@ class ConjugateGradients:
 
     def __post_init__(self) -> None:
         _check("damping", "must be a positive number", self.damping, 0 < self.damping < math.inf)
-        _check("iterations", "must be at least 1", self.iterations, self.iterations >= 1)
+        _check_count("iterations", self.iterations)
         _check("tolerance", "must be at least 0", self.tolerance, self.tolerance >= 0)
 
     def __call__(
         self, model: nn.Module, batches: Batches, target: Vector, objective: Objective = Objective(), progress: bool = False
     ) -> Vector:
-        solution = [torch.zeros_like(part) for part in target.values()]
-        residual = [part.clone() for part in target.values()]
-        direction = [part.clone() for part in target.values()]  # changed in place: a graph reads it
+        _check_vector("target", model, target)
+        residual, unit = _scaled(target)
+        solution = [torch.zeros_like(part) for part in residual]
+        direction = [part.clone() for part in residual]  # changed in place: a graph reads it
         size = first = _dot(residual, residual)
         with (
             _ready(model, list(target)) as parameters,
@@ -109,7 +113,7 @@ class ConjugateGradients:
                 residual = _plus(residual, -size / along, product)
                 before, size = size, _dot(residual, residual)
                 _become(direction, _plus(residual, size / before, direction))
-        return dict(zip(target, solution, strict=True))
+        return {name: part * unit for name, part in zip(target, solution, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,8 @@ class LiSSA:
     """(H + damping·scale·I)⁻¹ v, H the mean Hessian, by the Neumann series, each term from the next batch.
 
     d ← v + (1 − damping)·d − H_b·d / scale over the batches b of `passes` shuffled passes, from d = v; the result is d / scale. A batch's
-    H_b counts by its size, so that the mean over a pass is H. It converges where every batch's Hessian has its eigenvalues
-    between −damping·scale and 2·scale, and raises `DivergedError` where it does not.
+    H_b counts by its size, so that the mean over a pass is H. It converges where every batch's Hessian has its eigenvalues λ
+    between −damping·scale and (2 − damping)·scale: |1 − damping − λ/scale| < 1. It raises `DivergedError` where it does not.
     """
 
     damping: float = 0.01
@@ -129,13 +133,14 @@ class LiSSA:
     def __post_init__(self) -> None:
         _check("damping", "must be in [0, 1)", self.damping, 0 <= self.damping < 1)
         _check("scale", "must be a positive number", self.scale, 0 < self.scale < math.inf)
-        _check("passes", "must be at least 1", self.passes, self.passes >= 1)
+        _check_count("passes", self.passes)
 
     def __call__(
         self, model: nn.Module, batches: Batches, target: Vector, objective: Objective = Objective(), progress: bool = False
     ) -> Vector:
+        _check_vector("target", model, target)
         usual_size = sum(batch_size(batch) for batch in batches) / len(batches)
-        start = list(target.values())
+        start, unit = _scaled(target)
         series = [part.clone() for part in start]  # changed in place, as all below: a graph reads and writes them
         bound = ROOM * _norm(start)
         limit, count, first_bad = bound.clone(), torch.zeros_like(bound), torch.zeros_like(bound)
@@ -159,7 +164,7 @@ class LiSSA:
                         f"LiSSA grew out of bounds at iteration {bad}; a larger scale (now {self.scale:g}) or damping "
                         f"(now {self.damping:g}) makes it converge"
                     )
-        return {name: part / self.scale for name, part in zip(target, series, strict=True)}
+        return {name: part / self.scale * unit for name, part in zip(target, series, strict=True)}
 
 
 Solver = ConjugateGradients | LiSSA
@@ -241,11 +246,16 @@ class _Mean:
 def _ready(model: nn.Module, names: Sequence[str]) -> Iterator[Parts]:
     """The model in eval mode, gradients on for these parameters alone, attention by formulas that can be differentiated twice."""
     held = dict(model.named_parameters())
-    unknown = [name for name in names if name not in held]
-    if unknown:
-        raise InputError("vector", "must name parameters of the model", unknown)
     with undisturbed(model, {name: held[name] for name in names}), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         yield [held[name] for name in names]
+
+
+def _scaled(target: Vector) -> tuple[list[Tensor], float]:
+    """v / unit and the unit, the power of two next to v's largest entry: exact, and no square of v / unit under- or overflows."""
+    parts = [part.double() for part in target.values()]
+    largest = float(torch.stack([part.abs().max() for part in parts if part.numel()]).max())
+    exponent = min(max(math.frexp(largest)[1], -1000), 1000)  # so that the unit and its inverse are floats
+    return [part * 2.0**-exponent for part in parts], 2.0**exponent
 
 
 def _plus(first: Parts, factor: float, second: Parts) -> list[Tensor]:
@@ -263,6 +273,20 @@ def _dot(first: Parts, second: Parts) -> float:
 
 def _norm(parts: Parts) -> Tensor:
     return torch.stack([part.square().sum() for part in parts]).sum().sqrt()
+
+
+def _check_vector(argument: str, model: nn.Module, vector: Mapping[str, Tensor]) -> None:
+    held = dict(model.named_parameters())
+    if not vector or (unknown := [name for name in vector if name not in held]):
+        raise InputError(argument, "must name parameters of the model", unknown if vector else "none")
+    for name, part in vector.items():
+        if part.shape != held[name].shape:
+            raise InputError(argument, f"{name} must have shape {tuple(held[name].shape)}", tuple(part.shape))
+
+
+def _check_count(argument: str, found: int) -> None:
+    whole = isinstance(found, Integral) and not isinstance(found, bool)
+    _check(argument, "must be a whole number, at least 1", found, whole and found >= 1)
 
 
 def _check(argument: str, rule: str, found: float, holds: bool) -> None:
