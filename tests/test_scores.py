@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from expunge import scores
+from expunge.activations import Activations
 from expunge.errors import InputError, MismatchError
 from expunge.fisher.sums import FisherSums
 
@@ -75,6 +78,37 @@ def test_sums_over_nothing_are_refused() -> None:
 def test_other_weights_are_refused(score) -> None:
     with pytest.raises(MismatchError):
         score(drawn(0, 5), sums_of(drawn(1, 4).sums, 4, digest="other"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_refused(bad: float) -> None:
+    def spoilt(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.clone().index_fill_(0, torch.tensor(1), bad) if name == "b.bias" else tensor for name, tensor in parts.items()}
+
+    fine = drawn(0, 5)
+    broken = sums_of(spoilt(fine.sums), 5)
+    answers = Activations({"a": torch.ones(2, 3), "b.bias": torch.ones(2, 4)}, torch.tensor([1, 1]), 1)
+    strange = replace(answers, sums=spoilt(answers.sums))
+    calls = {
+        "forget": [
+            lambda: scores.fisher_difference(broken),
+            lambda: scores.fisher_difference(broken, fine),
+            lambda: scores.fisher_ratio(broken, fine),
+            lambda: scores.activation_difference(strange),
+            lambda: scores.tf_idf(strange, answers),
+        ],
+        "remain": [
+            lambda: scores.fisher_difference(fine, broken),
+            lambda: scores.fisher_difference(fine, broken, 1.0),
+            lambda: scores.fisher_ratio(fine, broken),
+            lambda: scores.activation_difference(answers, strange),
+            lambda: scores.tf_idf(answers, strange),
+        ],
+        "gradient": [lambda: scores.saliency(broken.sums)],
+    }
+    for argument, call in [(argument, call) for argument, those in calls.items() for call in those]:
+        with pytest.raises(InputError, match=f"^{argument}: must hold finite numbers; found others in b.bias"):
+            call()
 
 
 def test_ratio_of_means() -> None:

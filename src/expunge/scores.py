@@ -31,12 +31,12 @@ def fisher_difference(forget: FisherSums, remain: FisherSums | None = None, rema
     the same ranking, here in the unit of every other λ.
     Departures: the released program subtracts averages (λ = 1), of squared batch gradients.
     """
-    _check_count("forget", forget)
+    _check_sums("forget", forget)
     if remain is None:
         if remain_weight is not None:
             raise InputError("remain_weight", "needs `remain`", remain_weight)
         return {name: forget_mean.double() for name, forget_mean in forget.mean().items()}
-    _check_count("remain", remain)
+    _check_sums("remain", remain)
     forget.check_compatible(remain)
     if remain_weight is None:
         # Subtracted as sums, so that the ranking is the paper's to the last bit and not up to the rounding of n_r/n_f.
@@ -58,8 +58,8 @@ def fisher_ratio(forget: FisherSums, remain: FisherSums) -> Score:
     Paper: the terms (F_f,jj / F_r,jj)² of the bound in the proposition on linear regression (eq. "upperbound").
     Departures: the paper masks by the difference; the ratio is the quantity its bound contains.
     """
-    _check_count("forget", forget)
-    _check_count("remain", remain)
+    _check_sums("forget", forget)
+    _check_sums("remain", remain)
     forget.check_compatible(remain)
     # Sums got by subtraction (all − forget) can be below zero by a rounding error, and a denominator must not.
     forget_means = {name: tensor.double().clamp_min(0) for name, tensor in forget.mean().items()}
@@ -85,6 +85,7 @@ def activation_difference(
         size = found.batches if average == "batches" else int(found.counts.sum())
         if size < 1:
             raise InputError(argument, "must be activations of at least one sample", size)
+        _check_finite(argument, found.sums)
         return {name: total.sum(0) / size for name, total in found.sums.items()}
 
     forget_means = means("forget", forget)
@@ -106,9 +107,10 @@ def tf_idf(forget: Activations, remain: Activations) -> Score:
     """
     _check_same_layers(forget, remain)
     present = [found.counts > 0 for found in (forget, remain)]
-    for argument, rows in zip(("forget", "remain"), present, strict=True):
+    for argument, rows, found in zip(("forget", "remain"), present, (forget, remain), strict=True):
         if not rows.any():
             raise InputError(argument, "must be activations of at least one sample", 0)
+        _check_finite(argument, found.sums)
     forget_means, remain_means = forget.mean(), remain.mean()
     forgotten, score = int(present[0].sum()), {}
     for name in forget.sums:
@@ -145,6 +147,7 @@ def saliency(gradient: Mapping[str, Tensor]) -> Score:
 
     Fan et al. 2024, arXiv:2310.12508 (SalUn).
     """
+    _check_finite("gradient", gradient)
     return {name: part.detach().double().abs() for name, part in gradient.items()}
 
 
@@ -164,6 +167,14 @@ def _check_same_layers(forget: Activations, remain: Activations) -> None:
         raise MismatchError(f"the activations are of different layers: {', '.join(forget.sums)} and {', '.join(remain.sums)}")
 
 
-def _check_count(argument: str, sums: FisherSums) -> None:
+def _check_sums(argument: str, sums: FisherSums) -> None:
     if sums.count < 1:
         raise InputError(argument, "must be sums over at least one sample", sums.count)
+    _check_finite(argument, sums.sums)
+
+
+def _check_finite(argument: str, parts: Mapping[str, Tensor]) -> None:
+    """NaN and infinity have no rank; a ratio would turn some of them into plain zeros."""
+    for name, part in parts.items():
+        if not torch.isfinite(part).all():
+            raise InputError(argument, "must hold finite numbers", f"others in {name}")
