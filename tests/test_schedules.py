@@ -9,19 +9,25 @@ from expunge.errors import InputError
 from expunge.schedules import Constant, Replay, Steps, replay
 
 BAD = {
-    "base": [lambda value=value: Constant(value, 1) for value in (0, -1, math.nan, math.inf, "a", None, True)],
-    "epochs": [lambda value=value: make(epochs=value) for value in (0, True, 2.5, "5", None) for make in (Steps, lambda epochs: replay(Steps(), epochs))],
-    "factor": [lambda value=value: Steps(factor=value) for value in (0, math.nan, "a")],
-    "decays": [lambda value=value: Steps(decays=value) for value in (80, "80", None, (math.nan,), (math.inf,), (-1,), (80, "120"), (True,))],
-    "warmup": [lambda value=value: Steps(warmup=value) for value in (math.nan, math.inf, -1, "a", None, True)],
-    "schedule": [lambda value=value: replay(value) for value in (5, None, "Steps", Steps)],
-}  # fmt: skip
+    "base": (lambda value: Constant(value, 1), (0, -1, math.nan, math.inf, "a", None, True)),
+    "epochs": (lambda value: Steps(epochs=value), (0, True, 2.5, "5", None)),
+    "factor": (lambda value: Steps(factor=value), (0, math.nan, "a")),
+    "decays": (lambda value: Steps(decays=value), (80, "80", None, (math.nan,), (math.inf,), (-1,), (80, "120"), (True,))),
+    "warmup": (lambda value: Steps(warmup=value), (math.nan, math.inf, -1, "a", None, True)),
+    "schedule": (replay, (5, None, "Steps", Steps)),
+}
 
 
-@pytest.mark.parametrize(("argument", "make"), [(argument, make) for argument, makes in BAD.items() for make in makes])
-def test_what_means_nothing_is_refused(argument, make):
+@pytest.mark.parametrize("argument, value", [(argument, value) for argument, (_, values) in BAD.items() for value in values])
+def test_what_means_nothing_is_refused(argument, value):
     with pytest.raises(InputError, match=f"^{argument}: "):
-        make()
+        BAD[argument][0](value)
+
+
+@pytest.mark.parametrize("epochs", [0, True, 2.5])
+def test_a_replay_has_whole_epochs(epochs):
+    with pytest.raises(InputError, match="^epochs: "):
+        replay(Steps(), epochs)
 
 
 def test_numbers_of_any_kind_are_taken():
