@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from expunge import masks
 from expunge.artifacts import save_tensors, weights_digest
 from expunge.errors import InputError, MismatchError
+from expunge.fisher import FisherSums
 from expunge.patches import Edit, Patch
+from expunge.vision.training import load_network
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -202,6 +204,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         Patch.load(path)
     with pytest.raises(FileNotFoundError):
         Patch.load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("load", [Patch.load, FisherSums.load, load_network])
+def test_a_folder_is_no_file(load, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"path: must be a safetensors file; found {tmp_path}, a folder or device"):
+        load(tmp_path)
+    with pytest.raises(InputError, match="path: must be a safetensors file; found /dev/null"):
+        load("/dev/null")
 
 
 def forged(path: Path, tensors: dict[str, Tensor], shapes: object) -> Path:
