@@ -129,6 +129,18 @@ def test_categories():
     assert category(whole, 1).watch == {}
 
 
+@pytest.mark.parametrize("several", [torch.tensor([1, 3]), numpy.array([1, 3]), [torch.tensor(1), numpy.int64(3)], iter((1, 3, 1))])
+def test_labels_may_come_from_tensors_and_arrays(several):
+    found = category(whole, several)
+    assert found.forget.indices == category(whole, [1, 3]).forget.indices and found.name == "without classes 1, 3"
+
+
+@pytest.mark.parametrize("one", [torch.tensor(1), numpy.int64(1), numpy.array(1), torch.tensor([1])])
+def test_a_label_may_be_any_whole_number(one):
+    found = category(whole, one)
+    assert found.forget.indices == category(whole, 1).forget.indices and found.name == "without class 1"
+
+
 # --- poisoned -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -165,6 +177,14 @@ def test_a_margin_moves_the_trigger_inwards():
 def test_bytes_stay_bytes():
     found = Trigger(1, value=7.0)(torch.zeros(1, 2, 2, dtype=torch.uint8))
     assert found.dtype == torch.uint8 and found.flatten().tolist() == [0, 0, 0, 7]
+
+
+def test_values_and_labels_may_be_tensors():
+    black, channels = torch.tensor(-1.5), torch.tensor([1.0, -2.0, 3.0])
+    for given, plain in ((black, -1.5), (channels, (1.0, -2.0, 3.0)), (channels.numpy(), (1.0, -2.0, 3.0))):
+        found = poisoned(whole, 9, 2, value=given, target=torch.tensor(3), sources=torch.tensor([0, 1]))
+        expected = poisoned(whole, 9, 2, value=plain, target=3, sources=[0, 1])
+        assert all(torch.equal(*pair) for pair in zip(together(found.forget), together(expected.forget), strict=True))
 
 
 @pytest.mark.parametrize("how", ["add", "replace"])
@@ -272,6 +292,7 @@ def test_a_sample_with_another_label_is_another_sample():
 # --- mistakes -----------------------------------------------------------------------------------------------------------------------------
 
 one_class = TensorDataset(images, torch.zeros(60, dtype=torch.int64))
+in_bytes = TensorDataset(torch.zeros(60, 3, 6, 5, dtype=torch.uint8), labels)
 BAD = {
     "absent label": (lambda: category(whole, 7), "label: must occur in the dataset; found 7"),
     "absent labels": (lambda: category(whole, [1, 7, -1]), "label: must occur in the dataset; found 7, -1"),
@@ -282,6 +303,25 @@ BAD = {
     "absent in the validation": (lambda: category(whole, 1, whole, Subset(whole, [0])), "label: must occur in the validation data"),
     "all labels": (lambda: category(whole, range(4)), "label: must leave other classes to keep; found 0, 1, 2, 3"),
     "no label": (lambda: category(whole, []), "label: must be one label or several; found none"),
+    "a word": (lambda: category(whole, "1"), "label: must be whole numbers; found '1'"),
+    "words": (lambda: category(whole, ["1", "2"]), "label: must be whole numbers"),
+    "a truth value": (lambda: category(whole, True), "label: must be whole numbers; found True"),
+    "a truth value in a tensor": (lambda: category(whole, torch.tensor(True)), "label: must be whole numbers"),
+    "truth values in tensors": (lambda: category(whole, [torch.tensor(True)]), "label: must be whole numbers"),
+    "half a label": (lambda: category(whole, torch.tensor([1.5])), "label: must be whole numbers"),
+    "nothing": (lambda: category(whole, None), "label: must be whole numbers; found None"),
+    "half a target": (lambda: poisoned(whole, 1, 1, target=0.5), "target: must be whole numbers"),
+    "one source": (lambda: poisoned(whole, 1, 1, sources=1), "sources: must be labels, one or several in a sequence; found 1"),
+    "a word as source": (lambda: poisoned(whole, 1, 1, sources="1"), "sources: must be whole numbers; found '1'"),
+    "half a pixel": (lambda: poisoned(whole, 1, 2.5), "trigger: .*a whole number; found 2.5"),
+    "half a pixel aside": (lambda: poisoned(whole, 1, 2, margin=0.5), "margin: .*a whole number; found 0.5"),
+    "a word as value": (lambda: poisoned(whole, 1, 1, value="000"), "value: must be one finite number"),
+    "no value": (lambda: poisoned(whole, 1, 1, value=None), "value: must be one finite number"),
+    "a value that is no number": (lambda: poisoned(whole, 1, 1, value=float("nan")), "value: must be one finite number.*; found nan"),
+    "a picture as value": (lambda: poisoned(whole, 1, 1, value=images[0]), "value: must be one finite number"),
+    "below bytes": (lambda: poisoned(in_bytes, 1, 1, value=-1.0), "value: must be what images of torch.uint8 can hold; found -1.0"),
+    "above bytes": (lambda: poisoned(in_bytes, 1, 1, value=(0, 256, 0)), "value: must be what images of torch.uint8 can hold"),
+    "between bytes": (lambda: poisoned(in_bytes, 1, 1, value=0.5), "value: must be what images of torch.uint8 can hold"),
     "too many poisoned": (lambda: poisoned(whole, 46, 2), "n: must be a whole number between 1 and the 45 samples"),
     "none poisoned": (lambda: poisoned(whole, 0, 2), "n: must be a whole number"),
     "half a sample": (lambda: poisoned(whole, 2.5, 2), "n: must be a whole number"),
@@ -289,7 +329,7 @@ BAD = {
     "no such target": (lambda: poisoned(whole, 1, 2, target=9), "target: must occur in the dataset; found 9"),
     "a large trigger": (lambda: poisoned(whole, 1, 6), "trigger: must fit into the images, 6 × 5; found 6 with a margin of 0"),
     "a large margin": (lambda: poisoned(whole, 1, 2, margin=4), "trigger: must fit"),
-    "no trigger": (lambda: poisoned(whole, 1, 0), "trigger: must be at least one pixel wide; found 0"),
+    "no trigger": (lambda: poisoned(whole, 1, 0), "trigger: must be at least one pixel wide, a whole number; found 0"),
     "a negative margin": (lambda: poisoned(whole, 1, 1, margin=-1), "margin: must be 0 or more pixels"),
     "a strange corner": (lambda: poisoned(whole, 1, 1, corner="middle"), "corner: must be one of lower right, .*; found middle"),
     "a strange how": (lambda: poisoned(whole, 1, 1, how="mix"), "how: must be 'add' or 'replace'; found mix"),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -49,7 +50,7 @@ def category(dataset: Images, label: int | Iterable[int], test: Images | None = 
 
     Test and validation data are split alike: "forget" is the class, "remain" the others.
     """
-    labels = list(dict.fromkeys(label)) if isinstance(label, Iterable) else [label]
+    labels = _whole(label, "label")
     forget, remain = _by_label(dataset, labels, "dataset")
     parts = {}
     for argument, data in (("test", test), ("validation", validation)):
@@ -92,12 +93,16 @@ def poisoned(
     zero is that of normalised images where they are (`value`: black is −mean/deviation of each channel); samples of the target class are
     no `sources`, else forget accuracy could not become zero.
     """
-    stamp = Trigger(trigger, corner, value if isinstance(value, (int, float)) else tuple(value), margin)
+    held = _plain(value)
+    stamp = Trigger(trigger, corner, tuple(map(_plain, held)) if isinstance(held, Sequence) else held, margin)
     if how not in ("add", "replace"):
         raise InputError("how", "must be 'add' or 'replace'", how)
     labels = labels_of(dataset)
+    (target,) = _whole([target], "target")
     _check_occurs(labels, [target], "target", "dataset")
-    allowed = labels != target if sources is None else torch.isin(labels, torch.tensor(list(sources)))
+    if sources is not None and not isinstance(sources, Iterable):
+        raise InputError("sources", "must be labels, one or several in a sequence", sources)
+    allowed = labels != target if sources is None else torch.isin(labels, torch.tensor(_whole(sources, "sources")))
     available = torch.nonzero(allowed).flatten()
     if not isinstance(n, int) or not 1 <= n <= len(available):
         raise InputError("n", f"must be a whole number between 1 and the {len(available)} samples of the source classes", n)
@@ -193,6 +198,20 @@ def limited(scenario: Scenario, *, fraction: float | None = None, count: int | N
 
 def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def _whole(given: Any, argument: str) -> list[int]:
+    """One label or several as plain numbers, each once; they may come as numbers of NumPy or in tensors."""
+    held = _plain(given)
+    labels = [_plain(label) for label in held] if isinstance(held, Iterable) else [held]
+    if any(isinstance(label, bool) or not isinstance(label, int) for label in labels):
+        raise InputError(argument, "must be whole numbers", repr(given))
+    return list(dict.fromkeys(labels))
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy and tensors as Python's own, in lists where there are several."""
+    return value.tolist() if isinstance(value, (Tensor, numpy.ndarray, numpy.generic)) else value
 
 
 def _check_occurs(labels: Tensor, wanted: Sequence[int], argument: str, where: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -26,10 +29,12 @@ class Trigger:
     margin: int = 0
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InputError("trigger", "must be at least one pixel wide", self.size)
-        if self.margin < 0:
-            raise InputError("margin", "must be 0 or more pixels", self.margin)
+        if not _is_whole(self.size) or self.size < 1:
+            raise InputError("trigger", "must be at least one pixel wide, a whole number", self.size)
+        if not _is_whole(self.margin) or self.margin < 0:
+            raise InputError("margin", "must be 0 or more pixels, a whole number", self.margin)
+        if not all(isinstance(value, Real) and math.isfinite(value) for value in self._values):
+            raise InputError("value", "must be one finite number, or one for each channel", self.value)
         if self.corner not in get_args(Corner):
             raise InputError("corner", f"must be one of {', '.join(get_args(Corner))}", self.corner)
 
@@ -43,6 +48,13 @@ class Trigger:
             raise InputError("trigger", f"must fit into the images, {height} × {width}", f"{self.size} with a margin of {self.margin}")
         if isinstance(self.value, tuple) and len(self.value) != image.shape[0]:
             raise InputError("value", f"must be one number, or one for each of the {image.shape[0]} channels", self.value)
+        values = torch.tensor([float(value) for value in self._values], dtype=torch.float64)
+        if not image.is_floating_point() and not torch.equal(values.to(image.dtype).double(), values):
+            raise InputError("value", f"must be what images of {image.dtype} can hold", self.value)
+
+    @property
+    def _values(self) -> tuple[float, ...]:
+        return self.value if isinstance(self.value, tuple) else (self.value,)
 
     def __call__(self, images: Tensor) -> Tensor:
         """The images (..., channels, height, width) with the square; the given ones stay as they are."""
@@ -54,6 +66,10 @@ class Trigger:
         for channel, value in enumerate(values):  # filled one by one: a tensor of values would have to be sent to the device
             square[..., channel, :, :] = value
         return stamped
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class Altered(Dataset[Any]):
