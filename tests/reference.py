@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 
 def fisher(
-    model: nn.Module, batch: tuple[Tensor, Tensor], kind: str = "empirical", dtype: torch.dtype = torch.float64
+    model: nn.Module, batch: tuple[Tensor, ...], kind: str = "empirical", dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
     """Σ_n (∂ log p(y_n|x_n))², or Σ_n Σ_y p(y|x_n) (∂ log p(y|x_n))², by one backward pass a sample (and label)."""
     model = copy.deepcopy(model).to(dtype).eval()
     parameters = dict(model.named_parameters())
     totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
-    for x, y in zip(*batch, strict=True):
-        scores = model((x.to(dtype) if x.is_floating_point() else x)[None])[0].log_softmax(0)
+    for *inputs, y in zip(*batch, strict=True):
+        scores = model(*((x.to(dtype) if x.is_floating_point() else x)[None] for x in inputs))[0].log_softmax(0)
         labels = [int(y)] if kind == "empirical" else range(len(scores))
         for label in labels:
             weight = 1.0 if kind == "empirical" else float(scores[label].detach().exp())

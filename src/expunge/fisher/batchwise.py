@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from expunge.errors import InputError
-from expunge.fisher.samples import Squares
+from expunge.fisher.samples import Squares, fresh
 from expunge.fisher.scratch import wide
 from expunge.objective import Batch, Objective
 
@@ -19,9 +19,9 @@ def batch_squares(model: nn.Module, parameters: Mapping[str, nn.Parameter], batc
     A square of a sum over samples, not a sum of squares: it depends on the batch size and on which samples share a batch.
     """
     with torch.enable_grad():
-        logits = objective.outputs(model, batch)
-        if logits.dim() != 2:
-            raise InputError("kind", "the batch rule needs logits of shape (N, K)", tuple(logits.shape))
+        logits = objective.outputs(model, fresh(batch))
+        if logits.dim() != 2 or logits.shape[1] < 2:
+            raise InputError("kind", "the batch rule needs logits of shape (N, K), K classes and not one", tuple(logits.shape))
         losses = -wide(logits).log_softmax(1).mean(0)
     chances = logits.detach().double().softmax(1).mean(0)
     squares = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}

@@ -78,7 +78,7 @@ def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
             continue
         a = _rows(images[(slice(None), *there)], scratch, "a").view(samples, -1, groups, wide)
         g = _rows(slopes[(slice(None), *here)], scratch, "g").view(samples, -1, groups, out)
-        if a.shape[1] <= PAIRS and groups == 1:
+        if groups == 1 and _by_pairs(a):
             total[index, 0] += _pairs(a[:, :, 0], g[:, :, 0])
             continue
         add_squared_products(total[index], g.permute(0, 2, 3, 1), a.transpose(1, 2), scratch)
@@ -108,8 +108,9 @@ def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: S
         columns = scratch.take("columns", tuple(patches.shape), inputs)
         columns.copy_(patches)
         g = slopes[rows.start * frames : rows.stop * frames].reshape(len(rows), positions, groups, out).transpose(1, 2)
-        if positions <= PAIRS and groups == 1:
-            total[0] += _pairs(g[:, 0], columns.view(-1, positions, taps * wide))
+        lines = columns.view(-1, positions, taps * wide) if groups == 1 else None
+        if lines is not None and _by_pairs(lines):
+            total[0] += _pairs(g[:, 0], lines)
             continue
         add_squared_products(total, columns.view(-1, groups, positions, taps * wide).transpose(2, 3), g, scratch)
     return total.view(groups, *geometry.kernel, wide, out).movedim((-1, -2), (1, 2)).flatten(0, 1)
@@ -177,8 +178,17 @@ SAMPLES = 256  # that the kernel adds up one after the other in the type of the 
 PAIRS = 4
 
 
+def _by_pairs(a: Tensor) -> bool:
+    return a.shape[1] == 1 or (a.shape[1] <= PAIRS and a.dtype != torch.float64)
+
+
 def _pairs(a: Tensor, g: Tensor) -> Tensor:
-    """Σ_n (Σ_l g_l a_l)² for (N, L, I) and (N, L, O): equal pairs once, unequal ones doubled."""
+    """Σ_n (Σ_l g_l a_l)² for (N, L, I) and (N, L, O): equal pairs once, unequal ones doubled.
+
+    In float64 where there are several: where the terms of a sum cancel, those of its square cancel to as many digits more.
+    """
+    kind = torch.promote_types(a.dtype, torch.float32) if a.shape[1] == 1 else torch.float64
+    a, g = a.to(kind), g.to(kind)
     first, second = torch.triu_indices(a.shape[1], a.shape[1], device=a.device)
     weight = torch.where(first == second, 1.0, 2.0).to(a.dtype)[:, None]
     left = (g[:, first] * g[:, second] * weight).flatten(0, 1)

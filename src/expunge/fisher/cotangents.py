@@ -37,7 +37,8 @@ def empirical(objective: Objective) -> Cotangents:
 def expected(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
     probabilities = _probabilities(logits)
     for label in range(probabilities.shape[1]):
-        yield _scored(probabilities, torch.full_like(targets, label), probabilities[:, label].sqrt()).to(logits.dtype)
+        labels = torch.full((len(logits),), label, device=logits.device)
+        yield _scored(probabilities, labels, probabilities[:, label].sqrt()).to(logits.dtype)
 
 
 def sampled(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
@@ -66,6 +67,6 @@ def _scored(probabilities: Tensor, labels: Tensor, scale: Tensor) -> Tensor:
 
 
 def _probabilities(logits: Tensor) -> Tensor:
-    if logits.dim() != 2:
-        raise InputError("kind", "the model's own distribution needs logits of shape (N, K)", tuple(logits.shape))
+    if logits.dim() != 2 or logits.shape[1] < 2:
+        raise InputError("kind", "the model's own distribution needs logits of shape (N, K), K classes and not one", tuple(logits.shape))
     return logits.detach().double().softmax(1)

@@ -52,8 +52,9 @@ def diagonal(
     """
     if kind not in KINDS:
         raise InputError("kind", f"must be one of {', '.join(KINDS)}", kind)
-    if draws < 1:
-        raise InputError("draws", "must be at least 1", draws)
+    for argument, value, least in (("draws", draws, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(argument, f"must be a whole number, at least {least}", value)
     objective = objective or Objective()
     data = as_batches(batches)
     wanted = _wanted(model, parameters)
@@ -88,6 +89,12 @@ class _Totals:
         self.count += count
 
     def totals(self) -> dict[str, Tensor]:
+        for name, total in self.held.items():
+            if not torch.isfinite(total).all():
+                raise ModelError(
+                    f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite, or they are beyond "
+                    f"the range of {str(self.parameters[name].dtype).removeprefix('torch.')}"
+                )
         none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.held}
         # Squares formed by pairs of positions can come out below zero by a rounding error.
         return {name: (none if name in none else self.held)[name].clamp_min_(0).contiguous() for name in self.parameters}
@@ -177,7 +184,7 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
     """The model in eval mode with gradients asked of these parameters alone; everything as it was afterwards, also when it raises."""
     states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
     chosen = {id(value) for value in parameters.values()}
-    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False):
+    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), _kept(model):
         try:
             for value, _, _ in states:
                 value.grad = None
@@ -189,9 +196,29 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
                 value.grad = gradient
 
 
+@contextmanager
+def _kept(model: nn.Module) -> Iterator[None]:
+    """Buffers that a forward pass may change (counters), and tables that it may renormalise, are put back."""
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
+    tables = [module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm]
+    held = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
+    copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in held]
+    try:
+        yield
+    finally:
+        for place, named in buffers:
+            place.update(named)
+        with torch.no_grad():
+            for tensor, version, copy in copies:
+                if tensor._version != version:
+                    tensor.copy_(copy)
+
+
 def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+    held = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+    if strange := [name for name, value in held.items() if value.is_complex() or value.is_inference()]:
+        raise ModelError(f"parameters must be real, and not made under torch.inference_mode; found {strange[0]}")
     check_model(model)
-    held = dict(model.named_parameters())
     if names is None:
         chosen = {name: value for name, value in held.items() if value.requires_grad}
     else:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from expunge.fisher.convolution import Geometry
 from expunge.fisher.layouts import Layout
+from expunge.fisher.provenance import Provenance
 from expunge.fisher.rules import Affine, Convolution, Embedding, FrozenBatchNorm, Lift, Linear, Use
 from expunge.fisher.scratch import Scratch
 
@@ -30,11 +31,20 @@ class Interception(TorchFunctionMode):
     `shapes`  name -> shape of the output of its operation (None where it has no known operation), as seen in the last forward pass
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
+    `chosen`  names used on rows that were chosen by their content, where `provenance` follows these
     """
 
-    def __init__(self, names: Mapping[int, str], layouts: Mapping[str, Layout] | None, samples: int, scratch: Scratch):
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        layouts: Mapping[str, Layout] | None,
+        samples: int,
+        scratch: Scratch,
+        provenance: Provenance | None = None,
+    ):
         super().__init__()
-        self.names, self.layouts, self.samples, self.scratch = names, layouts, samples, scratch
+        self.names, self.layouts, self.samples, self.scratch, self.provenance = names, layouts, samples, scratch, provenance
+        self.chosen: set[str] = set()
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...] | None] = {}
         self.vectors: list[tuple[str, Tensor]] = []
@@ -45,9 +55,12 @@ class Interception(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         rule = RULES.get(function)
-        if rule is not None:
-            return rule(self, function, args, kwargs)
-        return self.bare(function, args, kwargs)
+        result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
+        if self.provenance is not None:
+            if self.provenance.chosen(args, kwargs):
+                self.chosen.update(name for value in (*args, *kwargs.values()) if (name := self.name(value)) is not None)
+            self.provenance.note(function, args, kwargs, result)
+        return result
 
     def name(self, parameter: Any) -> str | None:
         return self.names.get(id(parameter)) if isinstance(parameter, Tensor) else None
@@ -62,10 +75,11 @@ class Interception(TorchFunctionMode):
         if self.layouts is None or not known:
             return None
         layouts = {self.layouts.get(name) for name in known}
-        if None in layouts or len(layouts) > 1 or any(self.uses[name] > 1 for name in known):
+        layout = layouts.pop()
+        if layout is None or layouts or any(self.uses[name] > 1 for name in known) or not (output and layout.fits(output, self.samples)):
             self.outside.update(known)
             return None
-        return Use(*names, layouts.pop() or Layout(), self.samples, self.scratch, self.squares, self.vectors)
+        return Use(*names, layout, self.samples, self.scratch, self.squares, self.vectors)
 
     def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""

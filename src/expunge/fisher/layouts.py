@@ -20,6 +20,13 @@ class Layout:
     frames: int = 1
     outer: bool = True
 
+    def fits(self, output: tuple[int, ...], samples: int) -> bool:
+        """Whether an output of this shape can have it: the number of frames may differ, but one is one, since its order is not known."""
+        if self.frames == 0:
+            return True
+        size = output[self.dimension] if self.dimension < len(output) else 0
+        return size == samples if self.frames == 1 else size > 0 and size % samples == 0
+
     def first(self, tensor: Tensor, samples: int) -> Tensor:
         """The same values as (samples · frames, ...), each sample's rows together."""
         moved = tensor.movedim(self.dimension, 0) if self.dimension else tensor

@@ -12,7 +12,7 @@ from expunge.batches import batch_size
 from expunge.fisher.interception import Interception
 from expunge.fisher.layouts import Layout
 from expunge.fisher.rules import settle
-from expunge.fisher.samples import Squares
+from expunge.fisher.samples import Squares, fresh
 from expunge.fisher.scratch import Scratch
 from expunge.objective import Batch, Objective
 
@@ -45,13 +45,16 @@ def closed_forms(
         scratch.begin()
         interception = Interception(names, layouts, batch_size(batch), scratch)
         with torch.enable_grad(), interception:
-            logits = objective.outputs(model, batch)
+            logits = objective.outputs(model, fresh(batch))
         sent = cotangents(logits)
+        if interception.outside:  # their layouts do not hold here, and need not let a backward pass through
+            return Pass({}, sent, logits.shape, interception.outside)
+        wanted = [parameters[name] for name in layouts]  # nothing else of the model's or the caller's gets a gradient
         for number, cotangent in enumerate(sent):
             if logits.requires_grad:
-                logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent))
+                logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent), inputs=wanted)
             settle(interception.squares, interception.vectors)
-        unexpected = interception.outside | {name for name in layouts if parameters[name].grad is not None}
+        unexpected = {name for name in layouts if parameters[name].grad is not None}
         return Pass(interception.squares, sent, logits.shape, unexpected)
     finally:
         for name, parameter in parameters.items():

@@ -17,13 +17,18 @@ from expunge.objective import Batch, Objective
 Squares = dict[str, Tensor]
 
 
+def fresh(batch: Batch) -> Batch:
+    """A copy for one forward pass: a model may change its input in place, and the caller's may carry a graph."""
+    return each_tensor(batch, lambda tensor: tensor.detach().clone())
+
+
 def looped(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Sequence[Tensor], objective: Objective) -> Squares:
     """One sample after the other, with plain autograd: slow and obvious. Works for whatever can be differentiated at all."""
     parameters = {name: value for name, value in model.named_parameters() if name in set(names)}
     totals = {name: wide(torch.zeros_like(parameters[name])) for name in names}
     for index in range(batch_size(batch)):
         with torch.enable_grad():
-            logits = objective.outputs(model, take(batch, slice(index, index + 1)))
+            logits = objective.outputs(model, fresh(take(batch, slice(index, index + 1))))
         add_single(totals, parameters, logits, [cotangent[index : index + 1] for cotangent in cotangents])
     return totals
 
@@ -44,12 +49,15 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
     """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products."""
     parameters = dict(model.named_parameters())
     chosen = {name: parameters[name].detach() for name in names}
+    places = _places(model)
     stacked = torch.stack(list(cotangents), 1)  # (N, passes, ...)
 
     def one(sample: Batch, rows: Tensor) -> dict[str, Tensor]:
         def outputs(values: dict[str, Tensor]) -> Tensor:
             def call(*args: Any, **kwargs: Any) -> Any:
-                return functional_call(model, values, args, kwargs)
+                return functional_call(
+                    model, {place: values[name] for name in names for place in places[name]}, args, kwargs, tie_weights=False
+                )
 
             return objective.outputs(call, each_tensor(sample, lambda tensor: tensor[None]))[0]
 
@@ -63,10 +71,22 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
     for rows in chunks(batch_size(batch), max(1, size // 16), widest):  # vmap gains from many samples: a wider budget
         cut = slice(rows.start, rows.stop)
         with torch.no_grad():  # for the parameters that are not asked for
-            found = vmap(one)(take(batch, cut), stacked[cut])
+            found = vmap(one)(fresh(take(batch, cut)), stacked[cut])
         for name, squares in found.items():
             totals[name].add_(squares.sum(0))
     return totals
+
+
+def _places(model: nn.Module) -> dict[str, list[str]]:
+    """Each parameter's name, and the names of all places that hold it. A module that has two names is one place: torch would put back its
+    parameters twice, the second time those that it had put in."""
+    names = {id(value): name for name, value in model.named_parameters()}
+    places: dict[str, list[str]] = {name: [] for name in names.values()}
+    for prefix, module in model.named_modules():
+        for key, value in module._parameters.items():
+            if value is not None:
+                places[names[id(value)]].append(f"{prefix}.{key}" if prefix else key)
+    return places
 
 
 def relative_error(found: Tensor, reference: Tensor) -> float:

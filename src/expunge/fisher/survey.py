@@ -20,7 +20,8 @@ from expunge.fisher import tf32
 from expunge.fisher.interception import Interception
 from expunge.fisher.layouts import Layout, infer
 from expunge.fisher.passes import closed_forms
-from expunge.fisher.samples import Squares, add_single, batched, relative_error
+from expunge.fisher.provenance import Provenance
+from expunge.fisher.samples import Squares, add_single, batched, fresh, relative_error
 from expunge.fisher.scratch import Scratch, wide
 from expunge.objective import Batch, Objective
 
@@ -96,8 +97,9 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
 def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> tuple[Tensor, Interception]:
     """A plain forward pass, and which parameters it used where."""
     names = {id(parameter): name for name, parameter in parameters.items()}
-    with Interception(names, None, batch_size(batch), Scratch()) as interception:
-        return objective.outputs(model, batch), interception
+    provenance = Provenance([*model.parameters(), *model.buffers()])
+    with Interception(names, None, batch_size(batch), Scratch(), provenance) as interception:
+        return objective.outputs(model, fresh(batch)), interception
 
 
 def _random_like(logits: Tensor) -> Tensor:
@@ -115,6 +117,8 @@ def _defined(
         one = slice(index, index + 1)
         with torch.enable_grad():
             alone, uses = _watched(model, parameters, take(probe, one), objective)
+        if not torch.isfinite(alone).all():
+            raise ModelError("the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity")
         if alone.shape != together[one].shape or not relative_error(alone, together[one]) < tolerance(together):
             raise ModelError(
                 "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
@@ -128,7 +132,7 @@ def _choices(fewer: Interception, more: Interception) -> tuple[dict[str, list[La
     """The layouts to try for each parameter that might have a closed form, and which of these are bare."""
     choices, bare = {}, set()
     for name, shape in more.shapes.items():
-        if name in more.outside or more.uses[name] > 1 or name not in fewer.shapes:
+        if name in more.outside or name in more.chosen or more.uses[name] > 1 or name not in fewer.shapes:
             continue
         before = fewer.shapes[name]
         found = [Layout()] if shape is None or before is None else infer(before, shape, PROBE)
@@ -151,7 +155,7 @@ def _wrong(
     """The names whose closed form does not give the reference on the probe; None where the pass cannot be made at all."""
     try:
         found = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
-    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+    except Exception:  # whatever a model does with a shape it does not expect
         return None
     agreed = {name for name in layouts if name not in found.unexpected and _agree(found.squares.get(name), reference[name])}
     return set(layouts) - agreed
