@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-def fisher(
-    model: nn.Module, batch: tuple[Tensor, ...], kind: str = "empirical", dtype: torch.dtype = torch.float64
-) -> dict[str, Tensor]:
+def fisher(model: nn.Module, batch: tuple[Tensor, ...], kind: str = "empirical", dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     """Σ_n (∂ log p(y_n|x_n))², or Σ_n Σ_y p(y|x_n) (∂ log p(y|x_n))², by one backward pass a sample (and label)."""
     model = copy.deepcopy(model).to(dtype).eval()
     parameters = dict(model.named_parameters())

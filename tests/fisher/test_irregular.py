@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from expunge.errors import InputError, ModelError
 from expunge.fisher import diagonal
+from expunge.fisher.engine import undisturbed
+from expunge.fisher.survey import survey
 from expunge.objective import Objective
 from tests import reference
 
@@ -94,15 +96,16 @@ def test_rows_chosen_by_content(model, lengths):
         assert reference.worst_error(diagonal(built, [batch]).sums, expected) <= 1e-10
 
 
-def test_heads_of_such_models_keep_their_closed_form():
-    from expunge.fisher.engine import undisturbed
-    from expunge.fisher.survey import survey
+def planned(model, batch):
+    parameters = dict(model.named_parameters())
+    with undisturbed(model, parameters):
+        return survey(model, parameters, batch, Objective())
 
+
+def test_heads_of_such_models_keep_their_closed_form():
     mask = torch.arange(6)[None] < torch.tensor([3, 3])[:, None]
     for built in (Unpadded(), Numbered(), Experts()):
-        parameters = dict(built.named_parameters())
-        with undisturbed(built, parameters):
-            plan = survey(built, parameters, (torch.randn(2, 6, 5), mask, torch.zeros(2, dtype=torch.int64)), Objective())
+        plan = planned(built, (torch.randn(2, 6, 5), mask, torch.zeros(2, dtype=torch.int64)))
         assert {"head.weight", "head.bias"} <= plan.layouts.keys()
 
 
@@ -119,16 +122,24 @@ class Pooled(nn.Module):
         return self.head(x[torch.arange(len(x)), tokens.argmax(1) % 3])
 
 
-def test_what_leaves_rows_where_they_are_keeps_closed_forms():
-    from expunge.fisher.engine import undisturbed
-    from expunge.fisher.survey import survey
+class Ends(nn.Module):
+    """The first and the last of a sequence that runs along the first dimension, side by side."""
 
-    built = Pooled().double().eval()
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 5), nn.Linear(10, K)
+
+    def forward(self, tokens):
+        x = self.table(tokens).transpose(0, 1)
+        return self.head(torch.cat([x[0], x[-1]], 1))
+
+
+@pytest.mark.parametrize("model", [Pooled, Ends])
+def test_what_leaves_rows_where_they_are_keeps_closed_forms(model):
+    built = model().double().eval()
     batch = torch.randint(0, 9, (5, 3)), torch.randint(0, K, (5,))
     assert reference.worst_error(diagonal(built, [batch]).sums, reference.fisher(built, batch)) <= 1e-10
-    parameters = dict(built.named_parameters())
-    with undisturbed(built, parameters):
-        assert survey(built, parameters, batch, Objective()).layouts.keys() == parameters.keys()
+    assert planned(built, batch).layouts.keys() == dict(built.named_parameters()).keys()
 
 
 class Frames(nn.Module):

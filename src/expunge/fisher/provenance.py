@@ -15,29 +15,10 @@ from torch import Tensor
 
 # Operations that choose or order rows where their dimension is the first; the place of that argument.
 CHOOSING = {"index_select": 1, "gather": 1, "take_along_dim": 2, "sort": 1, "argsort": 1, "topk": 2, "repeat_interleave": 2}
-ALWAYS = {
-    "masked_select",
-    "take",
-    "msort",
-    "unique",
-    "unique_consecutive",
-    "_pack_padded_sequence",
-    "pack_padded_sequence",
-    "pack_sequence",
-}
-WRITING = {
-    "__setitem__",
-    "index_copy",
-    "index_add",
-    "index_put",
-    "index_fill",
-    "scatter",
-    "scatter_add",
-    "scatter_reduce",
-    "masked_scatter",
-}
-JOINING = {"cat", "concat", "concatenate", "hstack", "vstack"}
-ALIGNING = {"stack", "pad_sequence", "pad_packed_sequence", "_pad_packed_sequence"}
+ALWAYS = set("masked_select take msort unique unique_consecutive _pack_padded_sequence pack_padded_sequence pack_sequence".split())
+WRITING = set("__setitem__ index_copy index_add index_put index_fill scatter scatter_add scatter_reduce masked_scatter".split())
+JOINING = set("cat concat concatenate vstack".split())
+ALIGNING = set("stack pad_sequence pad_packed_sequence _pad_packed_sequence".split())
 
 
 class Provenance:
@@ -65,7 +46,8 @@ class Provenance:
             self._mark(found, self._chosen, self.chosen(*given))
         else:
             single = any(id(tensor) in self._single for tensor in _tensors(given))
-            chosen = self.chosen(*given) or self._chooses(label, args, kwargs) or (single and label in JOINING)
+            joined = label in JOINING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0
+            chosen = self.chosen(*given) or self._chooses(label, args, kwargs) or (single and joined)
             self._mark(found, self._chosen, chosen)
             self._mark(found, self._single, (single and not chosen) or self._takes_one(label, args, kwargs))
         if all(id(tensor) in self._constant for tensor in _tensors(given)):
