@@ -11,7 +11,8 @@ A pass with cotangent c_n adds (J_nᵀ c_n)² for every sample n, J_n being the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from typing import overload
 
 import numpy
 import torch
@@ -20,28 +21,47 @@ from torch import Tensor
 from expunge.errors import InputError
 from expunge.objective import Objective
 
-Cotangents = Callable[[Tensor, Tensor, Tensor], Iterator[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor a pass
+Cotangents = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor a pass
 
 
 def empirical(objective: Objective) -> Cotangents:
-    def passes(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
+    def passes(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
         outputs = logits.detach().requires_grad_()
         with torch.enable_grad():
             losses = objective.per_sample(outputs, targets)
             (gradient,) = torch.autograd.grad(losses.sum(), outputs)
-        yield gradient
+        return [gradient]
 
     return passes
 
 
-def expected(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
-    probabilities = _probabilities(logits)
-    for label in range(probabilities.shape[1]):
-        labels = torch.full((len(logits),), label, device=logits.device)
-        yield _scored(probabilities, labels, probabilities[:, label].sqrt()).to(logits.dtype)
+def expected(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
+    return _EachLabel(_probabilities(logits), logits.dtype)
 
 
-def sampled(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
+class _EachLabel(Sequence[Tensor]):
+    """√p_k (p − e_k) for each label k, made when it is asked for: all at once would be N·K² numbers."""
+
+    def __init__(self, probabilities: Tensor, dtype: torch.dtype) -> None:
+        self.probabilities, self.dtype = probabilities, dtype
+
+    def __len__(self) -> int:
+        return self.probabilities.shape[1]
+
+    @overload
+    def __getitem__(self, label: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, label: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, label: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(label, slice):
+            return [self[one] for one in range(*label.indices(len(self)))]
+        if not 0 <= label < len(self):
+            raise IndexError(label)
+        chances = self.probabilities[:, label]
+        return _scored(self.probabilities, torch.full_like(chances, label, dtype=torch.int64), chances.sqrt()).to(self.dtype)
+
+
+def sampled(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
     """`noise` holds one uniform number a sample and draw."""
     probabilities = _probabilities(logits)
     sizes = (1 - 2 * probabilities + probabilities.square().sum(1, keepdim=True)).clamp_(min=0)  # ‖e_k − p‖²
@@ -49,11 +69,12 @@ def sampled(logits: Tensor, targets: Tensor, noise: Tensor) -> Iterator[Tensor]:
     total = weights.sum(1, keepdim=True)
     # A sample whose weights all vanish has no gradient at any label: any draw will do.
     chances = torch.where(total > 0, weights / total, 1 / probabilities.shape[1])
-    edges = chances.cumsum(1)
+    edges, passes = chances.cumsum(1), []
     for draw in noise.to(edges).unbind(1):
         labels = torch.searchsorted(edges, draw[:, None] * edges[:, -1:], right=True).squeeze(1).clamp_(max=edges.shape[1] - 1)
         chosen = (probabilities / chances).gather(1, labels[:, None]).squeeze(1)
-        yield _scored(probabilities, labels, (chosen / noise.shape[1]).sqrt()).to(logits.dtype)
+        passes.append(_scored(probabilities, labels, (chosen / noise.shape[1]).sqrt()).to(logits.dtype))
+    return passes
 
 
 def uniform_noise(generator: numpy.random.Generator, samples: int, draws: int) -> Tensor:

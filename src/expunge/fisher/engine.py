@@ -174,7 +174,7 @@ class _Samplewise(_Totals):
         def sent(logits: Tensor) -> Sequence[Tensor]:
             if logits.shape[:1] != (batch_size(batch),):
                 raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
-            return list(self.passes(logits.detach(), self.objective.targets(batch), noise))
+            return self.passes(logits.detach(), self.objective.targets(batch), noise)
 
         return closed_forms(self.model, self.parameters, plan.layouts, plan.idle, batch, sent, self.objective, self.scratch)
 
