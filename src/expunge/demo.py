@@ -1,4 +1,7 @@
-"""A network forgets a handwritten digit: every method side by side, against a network that never saw it."""
+"""A network forgets a handwritten digit: five rows side by side, against a network that never saw it.
+
+Finetune, MaskClassifier, RandomMask, and FisherMask by the text and with λ and R chosen on validation data. All methods: `expunge compare`.
+"""
 
 from __future__ import annotations
 
