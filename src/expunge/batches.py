@@ -91,7 +91,14 @@ def take(batch: Batch, rows: slice | Tensor) -> Batch:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    """The batch there, cut off from whatever graph the caller's tensors are in; nothing is copied that need not be."""
+    return each_tensor(batch, lambda tensor: _plain(tensor).to(device, non_blocking=True))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        return tensor.clone()  # autograd would refuse to save it
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -174,7 +181,20 @@ def _leaves(entry: Any) -> Iterator[Any]:
 
 
 def _from_loader(loader: DataLoader[Any], argument: str) -> Batches:
-    return Batches(lambda seed: iter(loader), _length(loader, argument))
+    length = _length(loader, argument)
+    return Batches(lambda seed: _counted(iter(loader), length, argument), length)
+
+
+def _counted(batches: Iterator[Batch], length: int, argument: str) -> Iterator[Batch]:
+    """The batches of a loader, none or too many of them refused: an epoch of nothing would go by unseen. Fewer than it has promised are
+    taken, since the length of an iterable dataset is often an estimate."""
+    given = 0
+    for given, batch in enumerate(batches, start=1):
+        if given > length:
+            raise InputError(argument, "a loader must not give more batches than its length", f"more than {length}")
+        yield batch
+    if not given:
+        raise InputError(argument, "a loader must give its batches each time it is read; give a list of batches instead", "none")
 
 
 def _from_list(held: list[Batch]) -> Batches:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from expunge.errors import InputError
 from expunge.methods import METHODS
@@ -124,3 +124,38 @@ def test_training_without_remain_data_is_refused(name):
 def test_remain_data_change_nothing_where_none_are_needed(name):
     first, second = (unlearn(cases.model(), cases.forget(), remain, CASES[name]()).model for remain in (None, cases.remain()))
     properties.assert_same_weights(first.state_dict(), second.state_dict())
+
+
+@every_method
+def test_data_that_carry_a_graph_are_only_read(name):
+    forget, remain = (DataLoader(part, batch_size=16) for part in (cases.forget(), cases.remain()))
+    expected = unlearn(cases.model(), list(forget), list(remain), CASES[name]()).model
+    leaves, graphs = [], []
+    for part in (forget, remain):
+        images = [images.requires_grad_() for images, _ in part]
+        leaves += images
+        graphs.append([(image * 1.0, labels) for image, (_, labels) in zip(images, part, strict=True)])
+    found = unlearn(cases.model(), *graphs, CASES[name]()).model
+    properties.assert_same_weights(expected.state_dict(), found.state_dict())
+    assert all(leaf.grad is None for leaf in leaves)
+
+
+ONCE = 16  # samples, one batch
+
+
+class Once(IterableDataset):
+    def __init__(self, samples) -> None:
+        self.samples = iter(samples)
+
+    def __len__(self) -> int:
+        return ONCE
+
+    def __iter__(self):
+        return self.samples
+
+
+@every_method
+def test_a_loader_that_can_be_read_only_once_is_refused(name):
+    loader = DataLoader(Once(list(cases.forget())), batch_size=ONCE)
+    with pytest.raises(InputError, match="^(forget|watch.*): a loader must give its batches each time"):
+        unlearn(cases.model(), loader, cases.remain(), CASES[name](cases.QUICK))

@@ -146,7 +146,7 @@ class Scaled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(64))
+        self.scale = nn.Parameter(torch.ones(16))
         self.head = nn.Linear(16, 3)
 
     def forward(self, x):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from expunge import channels, heads, tuning
 from expunge.batches import Batches, Data, as_batches
 from expunge.checks import screened
-from expunge.errors import InputError
+from expunge.errors import InputError, naming
 from expunge.objective import Objective
 from expunge.patches import Patch
 from expunge.tuning import Tuning
@@ -62,7 +62,8 @@ def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Ru
     """Fine-tune on the remain data, epoch 0 being the model as it is handed over (section Fine-Tuning)."""
     run.after_epoch(0)
     if settings is not None:
-        tuning.train(model, remain, settings, run.objective, mask, run.after_epoch, run.progress)
+        with naming("remain"):
+            tuning.train(model, remain, settings, run.objective, mask, run.after_epoch, run.progress)
 
 
 def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:
