@@ -11,7 +11,7 @@ SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
     {"errors", "objective", "artifacts", "batches", "progress", "modes", "schedules", "replays", "checkpoints"},
-    {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
+    {"lone", "activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
     {"methods"},
     {"unlearning"},
     {"vision"},

@@ -116,6 +116,15 @@ def test_nothing_is_changed_when_training_diverges():
         unlearn(model, cases.forget(), cases.remain(), FisherMask(tuning=wild))
 
 
+@pytest.mark.parametrize(
+    "method", [expunge.Influence(strength=1e45), expunge.FisherNoise(scale=1e200, tuning=None), expunge.NewtonNoise(scale=1e200)]
+)
+def test_weights_that_are_no_longer_finite_are_not_returned(method):
+    model = cases.model()
+    with properties.assert_untouched(model), pytest.raises(expunge.DivergedError, match=r"0\.weight.* no longer finite after "):
+        unlearn(model, cases.forget(), cases.remain(), method)
+
+
 def test_nothing_is_changed_by_an_interrupt():
     model = cases.model()
 

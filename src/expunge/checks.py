@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, SequentialSampler, Subset
 
 from expunge.batches import Batches, Data, batch_size, tensors
-from expunge.errors import InputError, ModelError
+from expunge.errors import DivergedError, InputError, ModelError
 from expunge.objective import Batch, Objective, model_outputs
 
 
@@ -62,6 +62,26 @@ def check_model(model: Any) -> None:
     mixing = [name or "the model itself" for name, module in norms if module.running_mean is None]
     if mixing:
         raise ModelError(f"model: BatchNorm without running statistics mixes samples in eval mode; found {', '.join(mixing)}")
+
+
+def finite_tensors(model: nn.Module) -> list[str]:
+    """The names of the parameters and buffers that hold finite numbers; one wait for the device, however many there are."""
+    named = [(name, tensor) for name, tensor in _tensors(model) if tensor.is_floating_point() or tensor.is_complex()]
+    if not named:
+        return []
+    finite = torch.stack([torch.isfinite(tensor.detach()).all().to(named[0][1].device) for _, tensor in named]).tolist()
+    return [name for (name, _), holds in zip(named, finite, strict=True) if holds]
+
+
+def check_finite(model: nn.Module, names: Iterable[str], when: str) -> None:
+    """What was finite before must be so still."""
+    now = {*finite_tensors(model)}
+    if lost := [name for name in names if name not in now]:
+        raise DivergedError(f"{', '.join(lost[:4])}{', ...' if lost[4:] else ''} no longer finite {when}")
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def check_disjoint(forget: Data, remain: Data) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
-from expunge.checks import check_disjoint, check_model, screened
+from expunge.checks import check_disjoint, check_finite, check_model, finite_tensors, screened
 from expunge.errors import InputError, ModelError
 from expunge.methods import FisherMask, Method, Run
 from expunge.metrics import accuracy, unlearn_score
@@ -78,9 +78,11 @@ def unlearn(
         changed = copy.deepcopy(model)
         changed.zero_grad(set_to_none=True)
         _check_forget(changed, forget, objective, batch_size)
+        finite = finite_tensors(changed)
         history = _History(lambda data: accuracy(changed, data, objective, batch_size), kept)
         patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, history.record))
         changed.zero_grad(set_to_none=True)
+        check_finite(changed, finite, f"after {type(method).__name__}")
     return Outcome(changed, patch, history.records, history.worked(), method)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class BadTeacher:
             batches = as_batches(data, argument, self.tuning.batch_size)
             return tagged(batches, lambda batch: torch.full((batch_size(batch),), mark))
 
-        phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss)
+        phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss, itemgetter(0))
         tune_phases(model, lambda epoch: [phase], self.tuning, run)
 
     def _random(self, model: nn.Module) -> nn.Module:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
 from expunge.errors import InputError
+from expunge.lone import Lone
 from expunge.methods.run import Run, needs_remain
 from expunge.methods.streams import cycled, tune_phases
 from expunge.objective import Batch
@@ -53,7 +54,7 @@ class NegGradPlus:
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "NegGradPlus")
         device, size = device_of(model), self.tuning.batch_size
-        against = cycled(as_batches(forget, "forget", size), self.tuning.seed)
+        against = cycled(as_batches(forget, "forget", size), "forget", self.tuning.seed, Lone(model, run.objective))
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             def mean(part: Batch) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,7 @@ def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, 
         samples, labels = batch
         return losses(run.objective.outputs(model, samples), labels).mean()
 
-    return Phase(mixed(drawn, tagged(many, run.objective.targets)), "remain", loss)
+    return Phase(mixed(drawn, tagged(many, run.objective.targets)), "remain", loss, itemgetter(0))
 
 
 def random_labels(targets: Tensor, classes: int, exclude_own: bool, generator: torch.Generator) -> Tensor:
