@@ -10,8 +10,8 @@ import expunge
 SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
-    {"errors", "objective", "artifacts", "batches", "progress", "modes", "schedules", "replays", "checkpoints"},
-    {"lone", "activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
+    {"errors", "objective", "artifacts", "batches", "progress", "modes", "schedules", "replays", "checkpoints", "lone", "copies"},
+    {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
     {"methods"},
     {"unlearning"},
     {"vision"},

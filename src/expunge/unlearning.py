@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import nn
 
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.checks import check_disjoint, check_finite, check_model, finite_tensors, screened
+from expunge.copies import copied
 from expunge.errors import InputError, ModelError
 from expunge.methods import FisherMask, Method, Run
 from expunge.metrics import accuracy, unlearn_score
@@ -70,12 +70,13 @@ def unlearn(
         raise InputError("method", "must be a method with its settings, such as FisherMask()", repr(method))
     if remain is not None:
         check_disjoint(forget, remain)
-    with seeded(0, device_of(model)):
+    # The copy and whatever is made of it must be trainable, also where the caller is in inference mode.
+    with torch.inference_mode(False), seeded(0, device_of(model)):
         forget = _kept(forget, "forget", batch_size)
         remain = None if remain is None else _kept(remain, "remain", batch_size)
         watched = {"remain": remain, "forget": forget} if watch is None else watch
         kept = {name: as_batches(data, f"watch[{name!r}]", batch_size) for name, data in watched.items() if data is not None}
-        changed = copy.deepcopy(model)
+        changed = copied(model)
         changed.zero_grad(set_to_none=True)
         _check_forget(changed, forget, objective, batch_size)
         finite = finite_tensors(changed)

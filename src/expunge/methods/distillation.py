@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from expunge.batches import Batches, Data, as_batches, batch_size, device_of
+from expunge.copies import copied
 from expunge.errors import InputError
 from expunge.methods.run import Run, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
@@ -63,7 +63,7 @@ class BadTeacher:
         with seeded(self.tuning.seed, device_of(model)):
             if self.fresh is not None:
                 return self.fresh().to(next(model.parameters()))
-            random = copy.deepcopy(model)
+            random = copied(model)
             reset(random)
             return random
 
@@ -125,7 +125,7 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 
 
 def _teacher(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).eval().requires_grad_(False)
+    return copied(model).eval().requires_grad_(False)
 
 
 def _check_temperature(temperature: float) -> None:
