@@ -185,3 +185,37 @@ def test_the_outcome_carries_method_patch_and_time():
     method = FisherMask(0.1, tuning=QUICK)
     outcome = unlearn(cases.model(), cases.forget(), cases.remain(), method)
     assert outcome.method == method and len(outcome.patch) > 0 and outcome.seconds > 0
+
+
+class Masked(nn.Module):
+    """A causal mask of its own, and another with the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(16, 3), nn.Linear(3, 3)
+        self.register_buffer("causal", torch.triu(torch.full((3, 3), -torch.inf), 1))
+
+    def forward(self, input, attention_mask):
+        scores = self.inner(input.flatten(1))
+        return self.head((scores[:, None] + self.causal + attention_mask[:, None]).softmax(-1).diagonal(0, 1, 2))
+
+
+def with_mask(data, value: float, name: str = "attention_mask") -> list[dict[str, torch.Tensor]]:
+    return [{"input": images, "labels": labels, name: torch.tensor([0, value, 0]).expand(len(images), 3)} for images, labels in [data[:]]]
+
+
+def test_masks_may_hold_infinities():
+    forget, remain = (with_mask(TensorDataset(*whole[rows]), -torch.inf) for rows in (slice(0, 48, 3), slice(1, 48, 3)))
+    outcome = unlearn(Masked(), forget, remain, FisherMask(0.1, tuning=QUICK))
+    assert torch.isneginf(outcome.model.causal).any() and len(outcome.patch)
+
+
+def test_other_infinities_and_nan_are_refused():
+    with pytest.raises(InputError, match="forget: .*finite; found nan"):
+        unlearn(Masked(), with_mask(whole, torch.nan), method=FisherMask(tuning=None))
+    with pytest.raises(InputError, match="forget: .*finite; found inf"):
+        unlearn(Masked(), with_mask(whole, torch.inf, "offset"), method=FisherMask(tuning=None))
+    model = Masked()
+    model.causal[0, 0] = torch.nan
+    with pytest.raises(ModelError, match="causal must be finite; found nan"):
+        unlearn(model, with_mask(whole, 0.0), method=FisherMask(tuning=None))

@@ -28,16 +28,17 @@ def screened(batches: Batches, argument: str, objective: Objective) -> Batches:
 
 
 def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
-    """Tensors with one sample or more, and finite numbers in them."""
+    """Tensors with one sample or more, and finite numbers in them; an entry named a mask may hold infinities, which hide positions."""
     if objective.outputs is model_outputs:
         _check_entries(batch, argument)
     try:
         batch_size(batch)
     except InputError as error:
         raise InputError(argument, error.rule, error.found) from error
-    for tensor in tensors(batch):
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(argument, "inputs and targets must be finite", _first_bad(tensor))
+    for name, part in batch.items() if isinstance(batch, Mapping) else [("", batch)]:
+        for tensor in tensors(part):
+            if (bad := _first_bad(tensor, infinite="mask" in str(name))) is not None:
+                raise InputError(argument, "inputs and targets must be finite", bad)
 
 
 def _check_entries(batch: Batch, argument: str) -> None:
@@ -55,9 +56,10 @@ def check_model(model: Any) -> None:
     """A module with finite weights whose samples do not depend on each other in eval mode."""
     if not isinstance(model, nn.Module):
         raise InputError("model", "must be a torch.nn.Module", type(model).__name__)
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ModelError(f"model: {name} must be finite; found {_first_bad(tensor)}")
+    for name, tensor in _tensors(model):
+        # A buffer may be a mask with infinities, as that of causal attention is.
+        if (bad := _first_bad(tensor, infinite=not isinstance(tensor, nn.Parameter))) is not None:
+            raise ModelError(f"model: {name} must be finite; found {bad}")
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     mixing = [name or "the model itself" for name, module in norms if module.running_mean is None]
     if mixing:
@@ -118,5 +120,9 @@ def _numbers(data: Data, counted: dict[int, range]) -> Tensor:
     return torch.arange(numbers.start, numbers.stop)
 
 
-def _first_bad(tensor: Tensor) -> float:
-    return float(tensor.detach()[~torch.isfinite(tensor)][0])
+def _first_bad(tensor: Tensor, infinite: bool) -> float | None:
+    """The first number that is none; or an infinity, unless `infinite` allows it."""
+    if not tensor.is_floating_point():
+        return None
+    bad = torch.isnan(tensor) if infinite else ~torch.isfinite(tensor)
+    return float(tensor.detach()[bad][0]) if bad.any() else None
