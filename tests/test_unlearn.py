@@ -93,6 +93,83 @@ BAD_INPUT = {
 }
 
 
+# name: (what the error says, the targets of the five forget samples)
+BAD_TARGETS = {
+    "float labels": (r"^forget: targets must be integer labels of shape \(N,\) or probab.*float32 of shape \(5,\)", torch.zeros(5)),
+    "a column of labels": (r"^forget: targets must be integer labels of shape \(N,\)", torch.zeros(5, 1, dtype=torch.int64)),
+    "probabilities of other classes": (r"^forget: .*probabilities of shape \(N, 3\)", torch.rand(5, 4)),
+    "small integers": ("^forget: integer targets must be int64", torch.zeros(5, dtype=torch.int32)),
+    "label above the head": (r"^forget: labels must be in \[0, 3\)", torch.full((5,), 3)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TARGETS)
+@pytest.mark.parametrize("watch", [None, {}])
+def test_bad_targets_are_named_before_any_work(name, watch):
+    message, targets = BAD_TARGETS[name]
+    data = TensorDataset(torch.randn(5, 1, 4, 4), targets)
+    with pytest.raises(InputError, match=message):
+        unlearn(cases.model(), data, cases.remain(), unreached, watch=watch)
+    with pytest.raises(InputError, match=message.replace("forget", "remain")):
+        unlearn(cases.model(), cases.forget(), data, FisherMask(tuning=None), watch={})
+    with pytest.raises(InputError, match=message.replace("forget", "data")):
+        expunge.train(cases.model(), data, QUICK)
+    with pytest.raises(InputError, match=message.replace("forget", "remain")):
+        unlearn(cases.model(), cases.forget(), data, expunge.Finetune(QUICK), watch={})
+
+
+def unreached(model, forget, remain, run):
+    raise AssertionError("the data should have been refused")
+
+
+def test_positions_must_come_last_in_logits():
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.inner(x[:, 0])  # (N, 4 positions, 3 classes)
+
+    data = TensorDataset(torch.randn(5, 1, 4, 4), torch.zeros(5, 4, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"^forget: targets must be integer labels of shape \(N, 3\).*\(5, 4\)"):
+        unlearn(Positions(), data, cases.remain(), unreached, watch={})
+
+
+def test_accuracies_that_cannot_be_had_are_refused_before_any_work():
+    soft = TensorDataset(torch.randn(5, 1, 4, 4), torch.rand(5, 3))
+    with pytest.raises(InputError, match=r"^forget: accuracy needs one integer label .*watch=\{\} measures no accuracy"):
+        unlearn(cases.model(), soft, cases.remain(), unreached)
+    with pytest.raises(InputError, match=r"^watch\['test'\]: accuracy needs one integer label"):
+        unlearn(cases.model(), cases.forget(), cases.remain(), unreached, watch={"test": soft})
+    assert len(unlearn(cases.model(), soft, cases.remain(), FisherMask(0.1, tuning=QUICK), watch={}).patch)
+
+
+def test_later_watched_labels_are_named_too():
+    watch = {"test": [cases.dataset()[:4], with_labels(3)[:]]}
+    with pytest.raises(InputError, match=r"^watch\['test'\]: labels must be in"):
+        unlearn(cases.model(), cases.forget(), cases.remain(), expunge.Finetune(QUICK), watch=watch)
+
+
+def binary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none").sum(1)
+
+
+@pytest.mark.parametrize("method", [expunge.BadTeacher(), expunge.SCRUB(), expunge.RandomLabels(), expunge.SalUn()])
+def test_methods_of_the_softmax_need_classes(method):
+    one = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 1))
+    data = TensorDataset(torch.randn(5, 1, 4, 4), torch.ones(5, 1, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"^objective: .* needs logits of shape \(N, K, ...\) with two classes or more; found \(5, 1\)"):
+        unlearn(one, data, cases.remain(), method, objective=expunge.Objective(losses=binary), watch={})
+
+
+@pytest.mark.parametrize("method", [expunge.RandomLabels(), expunge.SalUn()])
+def test_random_labels_need_one_label_a_sample(method):
+    data = TensorDataset(torch.randn(5, 1, 4, 4), torch.ones(5, 3, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"^forget: random labels need one integer label for each row of logits; found shape \(5, 3\)"):
+        unlearn(cases.model(), data, cases.remain(), method, objective=expunge.Objective(losses=binary), watch={})
+
+
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_has_a_clear_error(name):
     message, call = BAD_INPUT[name]

@@ -12,16 +12,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, SequentialSampler, Subset
 
 from expunge.batches import Batches, Data, batch_size, tensors
-from expunge.errors import DivergedError, InputError, ModelError
-from expunge.objective import Batch, Objective, model_outputs
+from expunge.errors import DivergedError, InputError, ModelError, naming
+from expunge.objective import Batch, Objective, check_labels, cross_entropy, model_outputs
 
 
-def screened(batches: Batches, argument: str, objective: Objective) -> Batches:
-    """The same batches, each looked at as it goes by, so that large data are not read a second time for it."""
+def screened(batches: Batches, argument: str, objective: Objective, logits: torch.Size | None = None) -> Batches:
+    """The same batches, each looked at as it goes by, so that large data are not read a second time for it.
+
+    With the shape of a batch of `logits` labels are looked at too.
+    """
 
     def read(seed: int | None) -> Iterator[Batch]:
         for batch in batches.read(seed):
             check_batch(batch, argument, objective)
+            if logits is not None and objective.losses is cross_entropy:
+                with naming(argument):
+                    check_labels(logits, objective.targets(batch))
             yield batch
 
     return Batches(read, len(batches))

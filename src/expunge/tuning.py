@@ -18,10 +18,10 @@ from torch.optim import SGD, Optimizer
 from expunge import checkpoints, masks
 from expunge.batches import Batches, Data, Rows, as_batches, device_of, tensors, to_device
 from expunge.checks import check_finite, finite_tensors, screened
-from expunge.errors import DivergedError, InputError, ModelError
+from expunge.errors import DivergedError, InputError, ModelError, naming
 from expunge.lone import Lone
 from expunge.modes import in_mode, seeded
-from expunge.objective import Batch, Objective, check_labels, cross_entropy
+from expunge.objective import Batch, Objective, check_form, check_labels, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays
 from expunge.schedules import Constant, Replay, Schedule, Steps, replay
@@ -197,7 +197,8 @@ def _epoch(
             batches = (screened(phase.batches, phase.argument, objective) if check else phase.batches).shuffled(tuning.seed + epoch)
         for iteration, batch in enumerate(update.lone.kept(batches, phase.argument, samples)):
             update.set_rate(tuning.schedule.rate(epoch + (done + iteration) / length))
-            loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
+            with naming(phase.argument):
+                loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
             noted[done + iteration].copy_(loss)
             made += 1
             if done + iteration + 1 < length:
@@ -276,10 +277,12 @@ def _on_device(rows: Rows, device: torch.device) -> bool:
 def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
     """Look at all of the data before the first step: replayed ones cannot."""
     logits: Tensor | None = None
-    with in_mode(model, training=False), torch.no_grad():
+    with naming(phase.argument), in_mode(model, training=False), torch.no_grad():
         for batch in screened(phase.batches, phase.argument, objective):
             if logits is None:
                 logits = objective.outputs(model, batch)
+                if objective.losses is cross_entropy:
+                    check_form(logits.shape, objective.targets(batch))
             if objective.losses is cross_entropy:
                 check_labels(logits.shape, objective.targets(batch))
 

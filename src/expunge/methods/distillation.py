@@ -13,7 +13,7 @@ from torch.optim import Adam
 from expunge.batches import Batches, Data, as_batches, batch_size, device_of
 from expunge.copies import copied
 from expunge.errors import InputError
-from expunge.methods.run import Run, needs_remain
+from expunge.methods.run import Run, needs_remain, softmax_shape
 from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import reset
 from expunge.modes import seeded
@@ -42,6 +42,7 @@ class BadTeacher:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "BadTeacher")
+        softmax_shape(model, as_batches(forget, "forget", run.batch_size), run, "BadTeacher")
         good, bad = _teacher(model), _teacher(self._random(model))
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
@@ -98,6 +99,7 @@ class SCRUB:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SCRUB")
+        softmax_shape(model, as_batches(forget, "forget", run.batch_size), run, "SCRUB")
         teacher = _teacher(model)
 
         def apart(student: Tensor, batch: Batch) -> Tensor:
