@@ -206,6 +206,8 @@ def _from_list(held: list[Batch]) -> Batches:
 
 def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
     length = _length(dataset, argument)
+    if isinstance(dataset, Subset):
+        subset_indices(dataset, argument)
     read_rows = row_reader(dataset, argument)
 
     def read(seed: int | None) -> Iterator[Batch]:
@@ -232,12 +234,22 @@ def _at_once(dataset: Any, argument: str) -> Callable[[Tensor], Batch] | None:
     if _makes_samples_as(TensorDataset, dataset):
         return lambda rows: tuple(tensor[rows.to(tensor.device)] for tensor in dataset.tensors)
     if _makes_samples_as(Subset, dataset) and (inner := _at_once(dataset.dataset, argument)) is not None:
-        held = OnDevice(torch.as_tensor(list(dataset.indices), dtype=torch.int64))
+        held = OnDevice(subset_indices(dataset, argument))
         return lambda rows: inner(held.at(rows)[rows])
     if _makes_samples_as(ConcatDataset, dataset):
         parts = [part for part in (_at_once(part, argument) for part in dataset.datasets) if part is not None]
         return _end_to_end(parts, dataset.cumulative_sizes, argument) if len(parts) == len(dataset.datasets) else None
     return None
+
+
+def subset_indices(subset: Subset[Any], argument: str) -> Tensor:
+    """The rows of a subset, all of them rows of its dataset."""
+    indices = torch.as_tensor(list(subset.indices), dtype=torch.int64)
+    if hasattr(subset.dataset, "__len__"):
+        length = len(subset.dataset)
+        if len(bad := indices[(indices < -length) | (indices >= length)]):
+            raise InputError(argument, f"a Subset's indices must be rows of its dataset of {length}", int(bad[0]))
+    return indices
 
 
 def _makes_samples_as(kind: Any, dataset: Any) -> bool:

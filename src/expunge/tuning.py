@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from expunge.objective import Batch, Objective, check_form, check_labels, cross_
 from expunge.progress import track
 from expunge.replays import Replays
 from expunge.schedules import Constant, Replay, Schedule, Steps, replay
+from expunge.settings import check_amount, check_choice, check_whole
 
 __all__ = [
     "Constant",
@@ -67,10 +68,15 @@ class Tuning:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError("batch_size", "must be at least 1", self.batch_size)
-        if self.precision not in get_args(Precision):
-            raise InputError("precision", f"must be one of {', '.join(get_args(Precision))}", self.precision)
+        if isinstance(self.schedule, type) or not hasattr(self.schedule, "rate"):
+            raise InputError("schedule", "must be a schedule of learning rates, such as Constant(0.01, epochs=5)", repr(self.schedule))
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise InputError("optimizer", "must build an optimizer from parameters, as torch.optim.Adam does", repr(self.optimizer))
+        check_whole("batch_size", self.batch_size, least=1)
+        check_amount("momentum", self.momentum)
+        check_amount("weight_decay", self.weight_decay)
+        check_whole("seed", self.seed)
+        check_choice("precision", self.precision, Precision)
 
 
 def train(

@@ -20,6 +20,7 @@ from expunge.metrics.accuracy import check_targets
 from expunge.modes import in_mode, seeded
 from expunge.objective import Objective, check_form, check_labels, cross_entropy
 from expunge.patches import Patch
+from expunge.settings import check_whole
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ def unlearn(
     check_model(model)
     if not callable(method) or isinstance(method, type):
         raise InputError("method", "must be a method with its settings, such as FisherMask()", repr(method))
+    check_whole("batch_size", batch_size, least=1)
+    if not isinstance(objective, Objective):
+        raise InputError("objective", "must be an Objective, such as Objective(losses=...)", repr(objective))
+    if watch is not None and not isinstance(watch, Mapping):
+        raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)
     if remain is not None:
         check_disjoint(forget, remain)
     # The copy and whatever is made of it must be trainable, also where the caller is in inference mode.

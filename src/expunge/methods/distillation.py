@@ -12,12 +12,12 @@ from torch.optim import Adam
 
 from expunge.batches import Batches, Data, as_batches, batch_size, device_of
 from expunge.copies import copied
-from expunge.errors import InputError
-from expunge.methods.run import Run, needs_remain, softmax_shape
+from expunge.methods.run import Run, check_tuning, needs_remain, softmax_shape
 from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import reset
 from expunge.modes import seeded
 from expunge.objective import Batch
+from expunge.settings import check_amount, check_number, check_whole
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
 
@@ -39,6 +39,7 @@ class BadTeacher:
 
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)
+        check_tuning(self.tuning, "BadTeacher")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "BadTeacher")
@@ -91,11 +92,12 @@ class SCRUB:
     tuning: Tuning = Tuning(Constant(5e-4, 3), weight_decay=5e-4)
 
     def __post_init__(self) -> None:
+        check_amount("obey_weight", self.obey_weight)
+        check_amount("task_weight", self.task_weight)
         _check_temperature(self.temperature)
-        if self.max_epochs < 0:
-            raise InputError("max_epochs", "must be 0 or more", self.max_epochs)
-        if self.forget_batch_size < 1:
-            raise InputError("forget_batch_size", "must be at least 1", self.forget_batch_size)
+        check_whole("max_epochs", self.max_epochs, least=0)
+        check_whole("forget_batch_size", self.forget_batch_size, least=1)
+        check_tuning(self.tuning, "SCRUB")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SCRUB")
@@ -131,5 +133,4 @@ def _teacher(model: nn.Module) -> nn.Module:
 
 
 def _check_temperature(temperature: float) -> None:
-    if not 0 < temperature < float("inf"):
-        raise InputError("temperature", "must be a positive number", temperature)
+    check_number("temperature", temperature, 0, ends="()", rule="must be a positive number")

@@ -11,7 +11,7 @@ from torch.optim import Adam
 
 from expunge.batches import Data, as_batches
 from expunge.errors import InputError
-from expunge.methods.run import Run, needs_remain, softmax_shape
+from expunge.methods.run import Run, check_tuning, needs_remain, softmax_shape
 from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.objective import Batch
 from expunge.tuning import Constant, Losses, Phase, Tuning
@@ -31,6 +31,9 @@ class RandomLabels:
 
     exclude_own: bool = True
     tuning: Tuning = Tuning(Constant(1e-4, 3), optimizer=Adam)
+
+    def __post_init__(self) -> None:
+        check_tuning(self.tuning, "RandomLabels")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "RandomLabels")

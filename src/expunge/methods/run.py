@@ -69,9 +69,11 @@ def softmax_shape(model: nn.Module, forget: Batches, run: Run, why: str) -> torc
     return shape
 
 
-def check_ratio(ratio: float) -> None:
-    if not 0 <= ratio < 1:
-        raise InputError("ratio", "must be in [0, 1)", ratio)
+def check_tuning(settings: Tuning | None, method: str = "") -> None:
+    """A `Tuning`; or none, where no `method` that cannot do without is named."""
+    if not isinstance(settings, Tuning) and (method or settings is not None):
+        rule = f"{method} trains, and needs a Tuning" if method else "must be a Tuning, or None for no training"
+        raise InputError("tuning", rule, repr(settings))
 
 
 def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Run, mask: Mapping[str, Tensor] | None = None) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from expunge.batches import Data, device_of
 from expunge.errors import InputError, ModelError
-from expunge.methods.run import Run, needs_remain, tune
+from expunge.methods.run import Run, check_tuning, needs_remain, tune
 from expunge.modes import seeded
 from expunge.tuning import Steps, Tuning
 
@@ -20,6 +20,9 @@ class Finetune:
     """Fine-tune the trained network on the remain data, nothing else (section Baselines)."""
 
     tuning: Tuning = Tuning()
+
+    def __post_init__(self) -> None:
+        check_tuning(self.tuning, "Finetune")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "Finetune")
@@ -36,6 +39,9 @@ class Retrain:
 
     tuning: Tuning = Tuning(schedule=Steps())
     fresh: Callable[[], nn.Module] | None = None
+
+    def __post_init__(self) -> None:
+        check_tuning(self.tuning, "Retrain")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "Retrain")
