@@ -68,7 +68,7 @@ class Tuning:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        if isinstance(self.schedule, type) or not hasattr(self.schedule, "rate"):
+        if isinstance(self.schedule, type) or not all(hasattr(self.schedule, part) for part in ("rate", "epochs")):
             raise InputError("schedule", "must be a schedule of learning rates, such as Constant(0.01, epochs=5)", repr(self.schedule))
         if self.optimizer is not None and not callable(self.optimizer):
             raise InputError("optimizer", "must build an optimizer from parameters, as torch.optim.Adam does", repr(self.optimizer))
