@@ -316,3 +316,11 @@ def test_class_rows_refuse_what_has_no_rows() -> None:
     transposed = Net(lambda m, x: m.head(x), head=nn.ConvTranspose2d(CLASSES, CLASSES, 1))
     with pytest.raises(ModelError, match="head.weight has shape"):
         heads.class_rows(transposed, ("head.weight", "head.bias"), 0)
+
+
+def test_a_compiled_model_has_the_head_of_its_original():
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    batch = torch.randn(4, 6), torch.zeros(4, dtype=torch.int64)
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(batch[0])
+    assert heads.find(compiled, batch) == ("_orig_mod.2.weight", "_orig_mod.2.bias")

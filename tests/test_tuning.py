@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from expunge import masks
 from expunge.batches import as_batches
@@ -144,6 +144,92 @@ def test_a_lone_last_sample_does_not_stop_batchnorm():
     train(network(), data(9), Tuning(Constant(0.1, 2), batch_size=4))
 
 
+def seen_by(model: nn.Module, train_on) -> list[int]:
+    """The sizes of the batches a module is given in train mode."""
+    sizes: list[int] = []
+    hook = model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)) if module.training else None)
+    train_on()
+    hook.remove()
+    return sizes
+
+
+def test_a_lone_sample_is_left_out_only_where_batchnorm_would_refuse_it():
+    refusing, pictures = network(), TensorDataset(torch.randn(5, 1, 4, 4), torch.arange(5) % 3)
+    convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    tuning = Tuning(Constant(0.1, 1), batch_size=4)
+    assert seen_by(refusing, lambda: train(refusing, data(9), tuning)) == [4, 4]
+    assert seen_by(refusing, lambda: train(refusing, [data(1)[:], data(3)[:]], tuning)) == [3]
+    assert sorted(seen_by(convolution, lambda: train(convolution, pictures, tuning))) == [1, 4]
+    one_by_one = DataLoader(pictures, batch_size=1)
+    assert seen_by(convolution, lambda: train(convolution, one_by_one, tuning)) == [1] * 5
+
+
+def test_in_eval_mode_no_sample_is_left_out():
+    sizes, model = [], network()
+    model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    train(model, data(9), Tuning(Constant(0.1, 1), batch_size=4, eval_mode=True))
+    assert sorted(sizes) == [1, 4, 4]
+
+
+def test_batches_of_one_alone_are_refused_where_batchnorm_would_refuse_them_all():
+    with pytest.raises(InputError, match="data: BatchNorm needs two samples"):
+        train(network(), DataLoader(data(3), batch_size=1), Tuning(Constant(0.1, 1)))
+
+
+class Stream(IterableDataset):
+    """Says it holds `length` samples, and gives those of an iterator that can be read once, or of a list."""
+
+    def __init__(self, samples, length: int) -> None:
+        self.samples, self.length = samples, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+def test_a_loader_that_can_be_read_only_once_is_refused():
+    samples = [data()[row] for row in range(40)]
+    with pytest.raises(InputError, match="data: a loader must give its batches each time"):
+        train(network(), DataLoader(Stream(iter(samples), 40), batch_size=10), Tuning(Constant(0.1, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")
+def test_a_loader_with_more_batches_than_its_length_is_refused():
+    samples = [data()[row] for row in range(40)]
+    with pytest.raises(InputError, match="data: a loader must not give more batches than its length; found more than 3"):
+        train(network(), DataLoader(Stream(samples, 30), batch_size=10), Tuning(Constant(0.1, 2)))
+
+
+def test_the_mean_loss_counts_the_batches_that_came():
+    noted, loader = [], DataLoader(Stream([data()[row] for row in range(20)], 40), batch_size=10)
+    tuning = Tuning(Constant(0.1, 1))
+    train_together([Training(network(), loader, tuning, note_loss=lambda epoch, loss: noted.append(loss))], Objective(losses=ones))
+    assert noted == [1.0]
+
+
+def ones(logits, targets):
+    return 1 + 0 * logits.sum(1)
+
+
+def test_weights_that_the_last_step_destroys_are_noticed():
+    with pytest.raises(DivergedError, match="0.weight, 0.bias.* no longer finite after epoch 1"):
+        train(network(), data(), Tuning(Constant(1e38, 1), batch_size=40, momentum=0, weight_decay=1e3))
+
+
+def test_an_optimizer_of_other_parameters_is_refused():
+    model, other = network(), network()
+    model[0].weight.grad = torch.ones(8, 6)
+    for wrong in (lambda parameters: torch.optim.SGD(other.parameters(), lr=0.1), lambda parameters: None):
+        before = [value.clone() for value in model.state_dict().values()]
+        with pytest.raises(InputError, match="optimizer: must build a torch optimizer from the parameters it is given"):
+            train(model, data(), Tuning(Constant(0.1, 1), optimizer=wrong))
+        assert all(torch.equal(a, b) for a, b in zip(before, model.state_dict().values(), strict=True))
+    some = Tuning(Constant(0.1, 1), optimizer=lambda parameters: torch.optim.SGD(list(parameters)[:2], lr=0.1))
+    train(model, data(), some)
+
+
 def test_divergence_names_epoch_and_iteration():
     samples = data(32)
     calls = []
@@ -170,7 +256,7 @@ BAD = {
     "factor": lambda: Steps(factor=float("nan")),
     "batch_size": lambda: Tuning(batch_size=0),
     "precision": lambda: Tuning(precision="float16"),
-    "remain": lambda: train(network(), [], Tuning()),
+    "data": lambda: train(network(), [], Tuning()),
 }
 
 
@@ -183,7 +269,7 @@ def test_bad_settings_are_named(argument):
 def test_nan_in_the_data_is_an_input_error():
     samples = data()
     samples.tensors[0][7, 2] = float("nan")
-    with pytest.raises(InputError, match="remain: .*finite; found nan"):
+    with pytest.raises(InputError, match="data: .*finite; found nan"):
         train(network(), samples, Tuning())
 
 

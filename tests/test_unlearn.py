@@ -93,6 +93,83 @@ BAD_INPUT = {
 }
 
 
+# name: (what the error says, the targets of the five forget samples)
+BAD_TARGETS = {
+    "float labels": (r"^forget: targets must be integer labels of shape \(N,\) or probab.*float32 of shape \(5,\)", torch.zeros(5)),
+    "a column of labels": (r"^forget: targets must be integer labels of shape \(N,\)", torch.zeros(5, 1, dtype=torch.int64)),
+    "probabilities of other classes": (r"^forget: .*probabilities of shape \(N, 3\)", torch.rand(5, 4)),
+    "small integers": ("^forget: integer targets must be int64", torch.zeros(5, dtype=torch.int32)),
+    "label above the head": (r"^forget: labels must be in \[0, 3\)", torch.full((5,), 3)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TARGETS)
+@pytest.mark.parametrize("watch", [None, {}])
+def test_bad_targets_are_named_before_any_work(name, watch):
+    message, targets = BAD_TARGETS[name]
+    data = TensorDataset(torch.randn(5, 1, 4, 4), targets)
+    with pytest.raises(InputError, match=message):
+        unlearn(cases.model(), data, cases.remain(), unreached, watch=watch)
+    with pytest.raises(InputError, match=message.replace("forget", "remain")):
+        unlearn(cases.model(), cases.forget(), data, FisherMask(tuning=None), watch={})
+    with pytest.raises(InputError, match=message.replace("forget", "data")):
+        expunge.train(cases.model(), data, QUICK)
+    with pytest.raises(InputError, match=message.replace("forget", "remain")):
+        unlearn(cases.model(), cases.forget(), data, expunge.Finetune(QUICK), watch={})
+
+
+def unreached(model, forget, remain, run):
+    raise AssertionError("the data should have been refused")
+
+
+def test_positions_must_come_last_in_logits():
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.inner(x[:, 0])  # (N, 4 positions, 3 classes)
+
+    data = TensorDataset(torch.randn(5, 1, 4, 4), torch.zeros(5, 4, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"^forget: targets must be integer labels of shape \(N, 3\).*\(5, 4\)"):
+        unlearn(Positions(), data, cases.remain(), unreached, watch={})
+
+
+def test_accuracies_that_cannot_be_had_are_refused_before_any_work():
+    soft = TensorDataset(torch.randn(5, 1, 4, 4), torch.rand(5, 3))
+    with pytest.raises(InputError, match=r"^forget: accuracy needs one integer label .*watch=\{\} measures no accuracy"):
+        unlearn(cases.model(), soft, cases.remain(), unreached)
+    with pytest.raises(InputError, match=r"^watch\['test'\]: accuracy needs one integer label"):
+        unlearn(cases.model(), cases.forget(), cases.remain(), unreached, watch={"test": soft})
+    assert len(unlearn(cases.model(), soft, cases.remain(), FisherMask(0.1, tuning=QUICK), watch={}).patch)
+
+
+def test_later_watched_labels_are_named_too():
+    watch = {"test": [cases.dataset()[:4], with_labels(3)[:]]}
+    with pytest.raises(InputError, match=r"^watch\['test'\]: labels must be in"):
+        unlearn(cases.model(), cases.forget(), cases.remain(), expunge.Finetune(QUICK), watch=watch)
+
+
+def binary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none").sum(1)
+
+
+@pytest.mark.parametrize("method", [expunge.BadTeacher(), expunge.SCRUB(), expunge.RandomLabels(), expunge.SalUn()])
+def test_methods_of_the_softmax_need_classes(method):
+    one = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 1))
+    data = TensorDataset(torch.randn(5, 1, 4, 4), torch.ones(5, 1, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"^objective: .* needs logits of shape \(N, K, ...\) with two classes or more; found \(5, 1\)"):
+        unlearn(one, data, cases.remain(), method, objective=expunge.Objective(losses=binary), watch={})
+
+
+@pytest.mark.parametrize("method", [expunge.RandomLabels(), expunge.SalUn()])
+def test_random_labels_need_one_label_a_sample(method):
+    data = TensorDataset(torch.randn(5, 1, 4, 4), torch.ones(5, 3, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"^forget: random labels need one integer label for each row of logits; found shape \(5, 3\)"):
+        unlearn(cases.model(), data, cases.remain(), method, objective=expunge.Objective(losses=binary), watch={})
+
+
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_has_a_clear_error(name):
     message, call = BAD_INPUT[name]
@@ -114,6 +191,15 @@ def test_nothing_is_changed_when_training_diverges():
     wild = expunge.Tuning(expunge.Constant(1e30, 3))
     with properties.assert_untouched(model), pytest.raises(expunge.DivergedError):
         unlearn(model, cases.forget(), cases.remain(), FisherMask(tuning=wild))
+
+
+@pytest.mark.parametrize(
+    "method", [expunge.Influence(strength=1e45), expunge.FisherNoise(scale=1e200, tuning=None), expunge.NewtonNoise(scale=1e200)]
+)
+def test_weights_that_are_no_longer_finite_are_not_returned(method):
+    model = cases.model()
+    with properties.assert_untouched(model), pytest.raises(expunge.DivergedError, match=r"0\.weight.* no longer finite after "):
+        unlearn(model, cases.forget(), cases.remain(), method)
 
 
 def test_nothing_is_changed_by_an_interrupt():
@@ -176,3 +262,37 @@ def test_the_outcome_carries_method_patch_and_time():
     method = FisherMask(0.1, tuning=QUICK)
     outcome = unlearn(cases.model(), cases.forget(), cases.remain(), method)
     assert outcome.method == method and len(outcome.patch) > 0 and outcome.seconds > 0
+
+
+class Masked(nn.Module):
+    """A causal mask of its own, and another with the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(16, 3), nn.Linear(3, 3)
+        self.register_buffer("causal", torch.triu(torch.full((3, 3), -torch.inf), 1))
+
+    def forward(self, input, attention_mask):
+        scores = self.inner(input.flatten(1))
+        return self.head((scores[:, None] + self.causal + attention_mask[:, None]).softmax(-1).diagonal(0, 1, 2))
+
+
+def with_mask(data, value: float, name: str = "attention_mask") -> list[dict[str, torch.Tensor]]:
+    return [{"input": images, "labels": labels, name: torch.tensor([0, value, 0]).expand(len(images), 3)} for images, labels in [data[:]]]
+
+
+def test_masks_may_hold_infinities():
+    forget, remain = (with_mask(TensorDataset(*whole[rows]), -torch.inf) for rows in (slice(0, 48, 3), slice(1, 48, 3)))
+    outcome = unlearn(Masked(), forget, remain, FisherMask(0.1, tuning=QUICK))
+    assert torch.isneginf(outcome.model.causal).any() and len(outcome.patch)
+
+
+def test_other_infinities_and_nan_are_refused():
+    with pytest.raises(InputError, match="forget: .*finite; found nan"):
+        unlearn(Masked(), with_mask(whole, torch.nan), method=FisherMask(tuning=None))
+    with pytest.raises(InputError, match="forget: .*finite; found inf"):
+        unlearn(Masked(), with_mask(whole, torch.inf, "offset"), method=FisherMask(tuning=None))
+    model = Masked()
+    model.causal[0, 0] = torch.nan
+    with pytest.raises(ModelError, match="causal must be finite; found nan"):
+        unlearn(model, with_mask(whole, 0.0), method=FisherMask(tuning=None))

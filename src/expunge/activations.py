@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from expunge.batches import batch_size, device_of, to_device
 from expunge.channels import Layer, channel_axis
 from expunge.errors import InputError, ModelError
-from expunge.modes import in_mode, seeded
+from expunge.modes import eager, in_mode, seeded
 from expunge.objective import Batch, Objective
 from expunge.progress import track
 
@@ -60,7 +60,8 @@ def measure(
     sums = torch.zeros(groups, sum(channels), dtype=torch.float64, device=device)
     counts = torch.zeros(groups, dtype=torch.int64, device=device)
     read = 0
-    with seeded(0, device), in_mode(model, training=False), torch.inference_mode(), _heard(model, layers, before_norm) as heard:
+    # Not inference mode: a tensor that the model keeps for later could not be trained with.
+    with seeded(0, device), in_mode(model, training=False), torch.no_grad(), eager(), _heard(model, layers, before_norm) as heard:
         for batch in track(batches, "activations", enabled=progress):
             held, samples = to_device(batch, device), batch_size(batch)
             heard.clear()

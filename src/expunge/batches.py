@@ -91,7 +91,14 @@ def take(batch: Batch, rows: slice | Tensor) -> Batch:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    return each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    """The batch there, cut off from whatever graph the caller's tensors are in; nothing is copied that need not be."""
+    return each_tensor(batch, lambda tensor: _plain(tensor).to(device, non_blocking=True))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        return tensor.clone()  # autograd would refuse to save it
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -174,7 +181,20 @@ def _leaves(entry: Any) -> Iterator[Any]:
 
 
 def _from_loader(loader: DataLoader[Any], argument: str) -> Batches:
-    return Batches(lambda seed: iter(loader), _length(loader, argument))
+    length = _length(loader, argument)
+    return Batches(lambda seed: _counted(iter(loader), length, argument), length)
+
+
+def _counted(batches: Iterator[Batch], length: int, argument: str) -> Iterator[Batch]:
+    """The batches of a loader, none or too many of them refused: an epoch of nothing would go by unseen. Fewer than it has promised are
+    taken, since the length of an iterable dataset is often an estimate."""
+    given = 0
+    for given, batch in enumerate(batches, start=1):
+        if given > length:
+            raise InputError(argument, "a loader must not give more batches than its length", f"more than {length}")
+        yield batch
+    if not given:
+        raise InputError(argument, "a loader must give its batches each time it is read; give a list of batches instead", "none")
 
 
 def _from_list(held: list[Batch]) -> Batches:
@@ -186,6 +206,8 @@ def _from_list(held: list[Batch]) -> Batches:
 
 def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
     length = _length(dataset, argument)
+    if isinstance(dataset, Subset):
+        subset_indices(dataset, argument)
     read_rows = row_reader(dataset, argument)
 
     def read(seed: int | None) -> Iterator[Batch]:
@@ -212,12 +234,22 @@ def _at_once(dataset: Any, argument: str) -> Callable[[Tensor], Batch] | None:
     if _makes_samples_as(TensorDataset, dataset):
         return lambda rows: tuple(tensor[rows.to(tensor.device)] for tensor in dataset.tensors)
     if _makes_samples_as(Subset, dataset) and (inner := _at_once(dataset.dataset, argument)) is not None:
-        held = OnDevice(torch.as_tensor(list(dataset.indices), dtype=torch.int64))
+        held = OnDevice(subset_indices(dataset, argument))
         return lambda rows: inner(held.at(rows)[rows])
     if _makes_samples_as(ConcatDataset, dataset):
         parts = [part for part in (_at_once(part, argument) for part in dataset.datasets) if part is not None]
         return _end_to_end(parts, dataset.cumulative_sizes, argument) if len(parts) == len(dataset.datasets) else None
     return None
+
+
+def subset_indices(subset: Subset[Any], argument: str) -> Tensor:
+    """The rows of a subset, all of them rows of its dataset."""
+    indices = torch.as_tensor(list(subset.indices), dtype=torch.int64)
+    if hasattr(subset.dataset, "__len__"):
+        length = len(subset.dataset)
+        if len(bad := indices[(indices < -length) | (indices >= length)]):
+            raise InputError(argument, f"a Subset's indices must be rows of its dataset of {length}", int(bad[0]))
+    return indices
 
 
 def _makes_samples_as(kind: Any, dataset: Any) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from expunge.batches import device_of, few, to_device
 from expunge.errors import InputError, ModelError
 from expunge.masks import Mask
-from expunge.modes import in_mode, seeded
+from expunge.modes import eager, in_mode, seeded
 from expunge.objective import Batch, Objective
 
 
@@ -134,7 +134,7 @@ def _follow(model: nn.Module, batch: Batch, objective: Objective) -> _Flow:
             elif isinstance(module, _BatchNorm):
                 hooks.append(module.register_forward_hook(flow.note_norm, with_kwargs=True))
         # Not inference mode: its tensors do not count the changes made to them.
-        with in_mode(model, training=False), seeded(0, device), torch.inference_mode(False), torch.no_grad():
+        with in_mode(model, training=False), seeded(0, device), torch.inference_mode(False), torch.no_grad(), eager():
             objective.outputs(model, to_device(few(batch), device))
     finally:
         for hook in hooks:

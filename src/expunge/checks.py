@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -11,33 +11,40 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, SequentialSampler, Subset
 
-from expunge.batches import Batches, Data, batch_size, tensors
-from expunge.errors import InputError, ModelError
-from expunge.objective import Batch, Objective, model_outputs
+from expunge.batches import Batches, Data, batch_size, subset_indices, tensors
+from expunge.errors import DivergedError, InputError, ModelError, naming
+from expunge.objective import Batch, Objective, check_labels, cross_entropy, model_outputs
 
 
-def screened(batches: Batches, argument: str, objective: Objective) -> Batches:
-    """The same batches, each looked at as it goes by, so that large data are not read a second time for it."""
+def screened(batches: Batches, argument: str, objective: Objective, logits: torch.Size | None = None) -> Batches:
+    """The same batches, each looked at as it goes by, so that large data are not read a second time for it.
+
+    With the shape of a batch of `logits` labels are looked at too.
+    """
 
     def read(seed: int | None) -> Iterator[Batch]:
         for batch in batches.read(seed):
             check_batch(batch, argument, objective)
+            if logits is not None and objective.losses is cross_entropy:
+                with naming(argument):
+                    check_labels(logits, objective.targets(batch))
             yield batch
 
     return Batches(read, len(batches))
 
 
 def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
-    """Tensors with one sample or more, and finite numbers in them."""
+    """Tensors with one sample or more, and finite numbers in them; an entry named a mask may hold infinities, which hide positions."""
     if objective.outputs is model_outputs:
         _check_entries(batch, argument)
     try:
         batch_size(batch)
     except InputError as error:
         raise InputError(argument, error.rule, error.found) from error
-    for tensor in tensors(batch):
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(argument, "inputs and targets must be finite", _first_bad(tensor))
+    for name, part in batch.items() if isinstance(batch, Mapping) else [("", batch)]:
+        for tensor in tensors(part):
+            if (bad := _first_bad(tensor, infinite="mask" in str(name))) is not None:
+                raise InputError(argument, "inputs and targets must be finite", bad)
 
 
 def _check_entries(batch: Batch, argument: str) -> None:
@@ -55,13 +62,34 @@ def check_model(model: Any) -> None:
     """A module with finite weights whose samples do not depend on each other in eval mode."""
     if not isinstance(model, nn.Module):
         raise InputError("model", "must be a torch.nn.Module", type(model).__name__)
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ModelError(f"model: {name} must be finite; found {_first_bad(tensor)}")
+    for name, tensor in _tensors(model):
+        # A buffer may be a mask with infinities, as that of causal attention is.
+        if (bad := _first_bad(tensor, infinite=not isinstance(tensor, nn.Parameter))) is not None:
+            raise ModelError(f"model: {name} must be finite; found {bad}")
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     mixing = [name or "the model itself" for name, module in norms if module.running_mean is None]
     if mixing:
         raise ModelError(f"model: BatchNorm without running statistics mixes samples in eval mode; found {', '.join(mixing)}")
+
+
+def finite_tensors(model: nn.Module) -> list[str]:
+    """The names of the parameters and buffers that hold finite numbers; one wait for the device, however many there are."""
+    named = [(name, tensor) for name, tensor in _tensors(model) if tensor.is_floating_point() or tensor.is_complex()]
+    if not named:
+        return []
+    finite = torch.stack([torch.isfinite(tensor.detach()).all().to(named[0][1].device) for _, tensor in named]).tolist()
+    return [name for (name, _), holds in zip(named, finite, strict=True) if holds]
+
+
+def check_finite(model: nn.Module, names: Iterable[str], when: str) -> None:
+    """What was finite before must be so still."""
+    now = {*finite_tensors(model)}
+    if lost := [name for name in names if name not in now]:
+        raise DivergedError(f"{', '.join(lost[:4])}{', ...' if lost[4:] else ''} no longer finite {when}")
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
 
 
 def check_disjoint(forget: Data, remain: Data) -> None:
@@ -69,14 +97,14 @@ def check_disjoint(forget: Data, remain: Data) -> None:
     if forget is remain:
         raise InputError("remain", "must not be the forget set", "the same object")
     counted: dict[int, range] = {}
-    forgotten, kept = _numbers(forget, counted), _numbers(remain, counted)
+    forgotten, kept = _numbers(forget, "forget", counted), _numbers(remain, "remain", counted)
     shared = torch.unique(forgotten[torch.isin(forgotten, kept)])
     if len(shared):
         row = next(int(shared[0]) - numbers.start for numbers in counted.values() if int(shared[0]) in numbers)
         raise InputError("remain", "must not hold samples of the forget set", f"{len(shared)} shared, the first at index {row}")
 
 
-def _numbers(data: Data, counted: dict[int, range]) -> Tensor:
+def _numbers(data: Data, argument: str, counted: dict[int, range]) -> Tensor:
     """A number for every sample, the same wherever it is held; none where it cannot be told what is held.
 
     Loaders, subsets and concatenations are seen through; `counted` holds the numbers of each dataset under them. A view that alters its
@@ -85,12 +113,12 @@ def _numbers(data: Data, counted: dict[int, range]) -> Tensor:
     unknown = torch.empty(0, dtype=torch.int64)
     if isinstance(data, DataLoader):
         whole = type(data.batch_sampler) is BatchSampler and isinstance(data.sampler, (SequentialSampler, RandomSampler))
-        return _numbers(data.dataset, counted) if whole else unknown  # another sampler may hold any part of the dataset
+        return _numbers(data.dataset, argument, counted) if whole else unknown  # another sampler may hold any part of the dataset
     if isinstance(data, Subset):
-        under = _numbers(data.dataset, counted)
-        return under[torch.as_tensor(list(data.indices), dtype=torch.int64)] if len(under) else unknown
+        under = _numbers(data.dataset, argument, counted)
+        return under[subset_indices(data, argument)] if len(under) else unknown
     if isinstance(data, ConcatDataset):
-        return torch.cat([_numbers(part, counted) for part in data.datasets])
+        return torch.cat([_numbers(part, argument, counted) for part in data.datasets])
     if not hasattr(data, "__len__"):
         return unknown
     start = max((numbers.stop for numbers in counted.values()), default=0)
@@ -98,5 +126,9 @@ def _numbers(data: Data, counted: dict[int, range]) -> Tensor:
     return torch.arange(numbers.start, numbers.stop)
 
 
-def _first_bad(tensor: Tensor) -> float:
-    return float(tensor.detach()[~torch.isfinite(tensor)][0])
+def _first_bad(tensor: Tensor, infinite: bool) -> float | None:
+    """The first number that is none; or an infinity, unless `infinite` allows it."""
+    if not tensor.is_floating_point():
+        return None
+    bad = torch.isnan(tensor) if infinite else ~torch.isfinite(tensor)
+    return float(tensor.detach()[bad][0]) if bad.any() else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ExpungeError(Exception):
     """Anything expunge refuses to do."""
@@ -25,3 +28,14 @@ class ModelError(ExpungeError, ValueError):
 
 class DivergedError(ExpungeError, ArithmeticError):
     """A training or an iteration left the finite numbers; nothing was returned."""
+
+
+@contextmanager
+def naming(argument: str) -> Iterator[None]:
+    """Within, an error about data is one about this argument: what reads batches does not know where they came from."""
+    try:
+        yield
+    except InputError as error:
+        if error.argument not in ("batches", "data"):
+            raise
+        raise InputError(argument, error.rule, error.found) from error

@@ -14,7 +14,7 @@ from torch.autograd.graph import Node
 
 from expunge.batches import device_of, each_tensor, few, to_device
 from expunge.errors import InputError, ModelError
-from expunge.modes import in_mode, seeded
+from expunge.modes import eager, in_mode, seeded
 from expunge.objective import Batch, Objective
 
 ADVICE = "name the classifier's parameters yourself with head="
@@ -130,12 +130,13 @@ def _attached(node: Node | None, names: dict[nn.Parameter, str]) -> nn.Parameter
 
 @contextmanager
 def _differentiable(model: nn.Module) -> Iterator[None]:
-    """Eval mode, autograd on for every parameter; mode, flags and random numbers are as they were afterwards."""
+    """Eval mode, autograd on for every parameter, nothing compiled, which would hide the graph; mode, flags and random numbers are as
+    they were afterwards."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     # In older versions of torch an enclosing autocast hands out casts made under no_grad, which have no graph (pytorch#158232).
     torch.clear_autocast_cache()
     try:
-        with in_mode(model, training=False), seeded(0, device_of(model)), torch.inference_mode(False), torch.enable_grad():
+        with in_mode(model, training=False), seeded(0, device_of(model)), torch.inference_mode(False), torch.enable_grad(), eager():
             for parameter, _ in flags:
                 if parameter.is_floating_point() or parameter.is_complex():
                     parameter.requires_grad_(True)

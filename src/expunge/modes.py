@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -65,6 +66,16 @@ class Generators(NamedTuple):
     def same_as(self, other: Generators) -> bool:
         alike = self.python == other.python and torch.equal(self.torch, other.torch)
         return alike and all(numpy.array_equal(*parts) for parts in zip(self.numpy, other.numpy, strict=True))
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """torch.compile's results as the models they were made from: compiled ones do not call hooks registered later."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager

@@ -50,8 +50,16 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def check_labels(logits: torch.Size, targets: Tensor) -> None:
-    """Integer labels must name an output of the head (on CUDA the kernel would otherwise abort the process)."""
-    if targets.is_floating_point() or len(logits) < 2 or targets.numel() == 0:
+    """Integer labels must name an output of the head (on CUDA the kernel would otherwise abort the process).
+
+    The logits may be of another batch: samples and positions are not compared, which `check_form` does.
+    """
+    if len(logits) < 2 or targets.numel() == 0:
+        return
+    soft = targets.is_floating_point()
+    if targets.dim() != (len(logits) if soft else len(logits) - 1) or (soft and targets.shape[1] != logits[1]):
+        raise _bad_form(logits, targets)
+    if soft:
         return
     if targets.dtype != torch.int64:
         raise InputError("batches", "integer targets must be int64", targets.dtype)
@@ -61,6 +69,20 @@ def check_labels(logits: torch.Size, targets: Tensor) -> None:
     low, high = (int(value) for value in torch.aminmax(counted))
     if low < 0 or high >= logits[1]:
         raise InputError("batches", f"labels must be in [0, {logits[1]}), the outputs of the head", low if low < 0 else high)
+
+
+def check_form(logits: torch.Size, targets: Tensor) -> None:
+    """What cross-entropy takes: logits (N, K, ...) with labels (N, ...), or with probabilities of the logits' own shape."""
+    if len(logits) < 2:
+        raise InputError("objective", "cross-entropy needs logits of shape (N, K, ...); give an Objective with other losses", tuple(logits))
+    if targets.shape != (logits if targets.is_floating_point() else logits[:1] + logits[2:]):
+        raise _bad_form(logits, targets)
+
+
+def _bad_form(logits: torch.Size, targets: Tensor) -> InputError:
+    labels = f"integer labels of shape ({', '.join(['N', *map(str, logits[2:])])}{',' if len(logits) == 2 else ''})"
+    rule = f"targets must be {labels} or probabilities of shape ({', '.join(['N', *map(str, logits[1:])])}), as the logits are"
+    return InputError("batches", rule, f"{targets.dtype} of shape {tuple(targets.shape)}")
 
 
 @dataclass(frozen=True)
@@ -78,6 +100,7 @@ class Objective:
         """The losses, checked: one finite-shaped value a sample, labels inside the head."""
         # A capture cannot look at values: the batches before it and the one it is made from were looked at.
         if self.losses is cross_entropy and not (targets.is_cuda and torch.cuda.is_current_stream_capturing()):
+            check_form(logits.shape, targets)
             check_labels(logits.shape, targets)
         losses = self.losses(logits, targets)
         if losses.shape != logits.shape[:1]:

@@ -9,22 +9,23 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD, Optimizer
 
 from expunge import checkpoints, masks
-from expunge.batches import Batches, Data, Rows, as_batches, batch_size, device_of, tensors, to_device
-from expunge.checks import screened
-from expunge.errors import DivergedError, InputError, ModelError
+from expunge.batches import Batches, Data, Rows, as_batches, device_of, tensors, to_device
+from expunge.checks import check_finite, finite_tensors, screened
+from expunge.errors import DivergedError, InputError, ModelError, naming
+from expunge.lone import Lone
 from expunge.modes import in_mode, seeded
-from expunge.objective import Batch, Objective, check_labels, cross_entropy
+from expunge.objective import Batch, Objective, check_form, check_labels, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays
 from expunge.schedules import Constant, Replay, Schedule, Steps, replay
+from expunge.settings import check_amount, check_choice, check_whole
 
 __all__ = [
     "Constant",
@@ -67,10 +68,15 @@ class Tuning:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise InputError("batch_size", "must be at least 1", self.batch_size)
-        if self.precision not in get_args(Precision):
-            raise InputError("precision", f"must be one of {', '.join(get_args(Precision))}", self.precision)
+        if isinstance(self.schedule, type) or not all(hasattr(self.schedule, part) for part in ("rate", "epochs")):
+            raise InputError("schedule", "must be a schedule of learning rates, such as Constant(0.01, epochs=5)", repr(self.schedule))
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise InputError("optimizer", "must build an optimizer from parameters, as torch.optim.Adam does", repr(self.optimizer))
+        check_whole("batch_size", self.batch_size, least=1)
+        check_amount("momentum", self.momentum)
+        check_amount("weight_decay", self.weight_decay)
+        check_whole("seed", self.seed)
+        check_choice("precision", self.precision, Precision)
 
 
 def train(
@@ -92,9 +98,9 @@ def train(
 
     On CUDA, where the data are tensors on the device, each step is replayed as one CUDA graph.
     """
-    batches = as_batches(data, "remain", tuning.batch_size)
+    batches = as_batches(data, "data", tuning.batch_size)
     hold = partial(masks.freeze, model, mask) if tuning.freeze and mask is not None else None
-    train_phases(model, lambda epoch: [Phase(batches, "remain")], tuning, objective, hold, after_epoch, progress, keep)
+    train_phases(model, lambda epoch: [Phase(batches, "data")], tuning, objective, hold, after_epoch, progress, keep)
 
 
 @dataclass(frozen=True)
@@ -102,12 +108,14 @@ class Phase:
     """One pass over some data with a loss of its own; `loss` None: the mean of the objective's.
 
     `loss(model, batch, losses)` returns the number to minimise. `losses(logits, targets)` are the objective's, one a sample; labels are
-    looked at in the first epoch. `argument` names the data in an error.
+    looked at in the first epoch. `argument` names the data in an error. `samples(batch)` is what the objective takes for a batch, where
+    more goes with it.
     """
 
     batches: Batches
     argument: str
     loss: Callable[[nn.Module, Batch, Losses], Tensor] | None = None
+    samples: Callable[[Batch], Batch] = lambda batch: batch
 
 
 def train_phases(
@@ -158,9 +166,10 @@ def steps(
         if keep is not None:
             settings = _settings(tuning, optimizer, [sum(len(phase.batches) for phase in parts) for parts in plan])
             done = checkpoints.load(keep, model, optimizer, settings, device) if os.path.exists(keep) else 0
-        update = _Update(model, tuning, objective, optimizer)
+        update, finite = _Update(model, tuning, objective, optimizer), finite_tensors(model)
         for epoch, parts in enumerate(plan[done:], start=done):
             loss = yield from _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done)
+            check_finite(model, finite, f"after epoch {epoch + 1}")
             if note_loss is not None:
                 note_loss(epoch + 1, loss)
             ended = after_epoch is not None and after_epoch(epoch + 1)
@@ -177,11 +186,9 @@ def _epoch(
 ) -> Generator[None, None, float]:
     """One epoch, a yield after every step but the last; its mean loss. Data are looked at where `check` is set: it costs time, and on a
     GPU a wait."""
-    device, length, done = device_of(model), sum(len(phase.batches) for phase in phases), 0
-    normalises = any(isinstance(module, _BatchNorm) for module in model.modules())
+    device, length, done, made = device_of(model), sum(len(phase.batches) for phase in phases), 0, 0
     # Kept on the device and read once an epoch: reading it at every step would make a GPU wait.
     noted = torch.zeros(length, device=device)
-    left_out = 0
     for phase in phases:
         with seeded(tuning.seed, device):  # reading may draw random numbers, and these are not the training's
             replays = update.replays(phase, device)
@@ -189,22 +196,23 @@ def _epoch(
                 _look_at(model, phase, objective)
         losses: Losses = objective.per_sample if check and replays is None else objective.losses
         if replays is not None and phase.batches.rows is not None:
+            samples: Callable[[Any], Batch] = phase.batches.rows.read
             batches: Iterable[Any] = phase.batches.rows.shuffled(tuning.seed + epoch, device)
         else:
+            samples = phase.samples
             batches = (screened(phase.batches, phase.argument, objective) if check else phase.batches).shuffled(tuning.seed + epoch)
-        for iteration, batch in enumerate(batches):
-            if normalises and 0 < iteration == len(phase.batches) - 1 and batch_size(batch) == 1:
-                left_out += 1
-                continue  # a lone last sample has no variance, BatchNorm would refuse it
+        for iteration, batch in enumerate(update.lone.kept(batches, phase.argument, samples)):
             update.set_rate(tuning.schedule.rate(epoch + (done + iteration) / length))
-            loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
+            with naming(phase.argument):
+                loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
             noted[done + iteration].copy_(loss)
+            made += 1
             if done + iteration + 1 < length:
                 yield
         done += len(phase.batches)
     if len(bad := torch.nonzero(~torch.isfinite(noted))):
         raise DivergedError(f"the loss is no longer finite: epoch {epoch + 1}, iteration {int(bad[0]) + 1} of {length}")
-    return float(noted.sum()) / (length - left_out)
+    return float(noted.sum()) / made
 
 
 def _settings(tuning: Tuning, optimizer: Optimizer, steps: Sequence[int]) -> dict[str, str]:
@@ -227,6 +235,7 @@ class _Update:
 
     def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
         self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
+        self.lone = Lone(model, objective)
         self._replays: dict[int, Replays[Tensor] | None] = {}
         self._rate: float | None = None
 
@@ -260,7 +269,7 @@ class _Update:
         return self._replays[key]
 
     def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
-        return self(phase, rows.read(chosen), self.objective.losses)
+        return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)
 
 
 def _on_device(rows: Rows, device: torch.device) -> bool:
@@ -274,10 +283,12 @@ def _on_device(rows: Rows, device: torch.device) -> bool:
 def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
     """Look at all of the data before the first step: replayed ones cannot."""
     logits: Tensor | None = None
-    with in_mode(model, training=False), torch.no_grad():
+    with naming(phase.argument), in_mode(model, training=False), torch.no_grad():
         for batch in screened(phase.batches, phase.argument, objective):
             if logits is None:
                 logits = objective.outputs(model, batch)
+                if objective.losses is cross_entropy:
+                    check_form(logits.shape, objective.targets(batch))
             if objective.losses is cross_entropy:
                 check_labels(logits.shape, objective.targets(batch))
 
@@ -286,9 +297,20 @@ def _mean_loss(objective: Objective, model: nn.Module, batch: Batch, losses: Los
     return losses(objective.outputs(model, batch), objective.targets(batch)).mean()
 
 
+def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
+    """One over other parameters (of the model that `unlearn` has copied, say) would train these instead, or nothing."""
+    rule = "must build a torch optimizer from the parameters it is given, and no others"
+    if not isinstance(optimizer, Optimizer):
+        raise InputError("optimizer", rule, type(optimizer).__name__)
+    strange = {parameter for group in optimizer.param_groups for parameter in group["params"]} - {*trainable}
+    if strange:
+        raise InputError("optimizer", rule, f"{len(strange)} others")
+    return optimizer
+
+
 def _optimizer(trainable: list[nn.Parameter], tuning: Tuning) -> Optimizer:
     if tuning.optimizer is not None:
-        return tuning.optimizer(trainable)
+        return _checked(tuning.optimizer(trainable), trainable)
     rate: float | Tensor = tuning.schedule.rate(0)
     fused = all(parameter.is_cuda for parameter in trainable)
     if fused:

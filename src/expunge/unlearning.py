@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,16 @@ import torch
 from torch import nn
 
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
-from expunge.checks import check_disjoint, check_model, screened
-from expunge.errors import InputError, ModelError
+from expunge.checks import check_disjoint, check_finite, check_model, finite_tensors, screened
+from expunge.copies import copied
+from expunge.errors import InputError, ModelError, naming
 from expunge.methods import FisherMask, Method, Run
 from expunge.metrics import accuracy, unlearn_score
+from expunge.metrics.accuracy import check_targets
 from expunge.modes import in_mode, seeded
-from expunge.objective import Objective, check_labels, cross_entropy
+from expunge.objective import Objective, check_form, check_labels, cross_entropy
 from expunge.patches import Patch
+from expunge.settings import check_whole
 
 
 @dataclass(frozen=True)
@@ -68,26 +70,42 @@ def unlearn(
     check_model(model)
     if not callable(method) or isinstance(method, type):
         raise InputError("method", "must be a method with its settings, such as FisherMask()", repr(method))
+    check_whole("batch_size", batch_size, least=1)
+    if not isinstance(objective, Objective):
+        raise InputError("objective", "must be an Objective, such as Objective(losses=...)", repr(objective))
+    if watch is not None and not isinstance(watch, Mapping):
+        raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)
     if remain is not None:
         check_disjoint(forget, remain)
-    with seeded(0, device_of(model)):
+    # The copy and whatever is made of it must be trainable, also where the caller is in inference mode.
+    with torch.inference_mode(False), seeded(0, device_of(model)):
         forget = _kept(forget, "forget", batch_size)
         remain = None if remain is None else _kept(remain, "remain", batch_size)
         watched = {"remain": remain, "forget": forget} if watch is None else watch
-        kept = {name: as_batches(data, f"watch[{name!r}]", batch_size) for name, data in watched.items() if data is not None}
-        changed = copy.deepcopy(model)
+        arguments = {name: name if watch is None else f"watch[{name!r}]" for name in watched}
+        kept = {name: as_batches(data, arguments[name], batch_size) for name, data in watched.items() if data is not None}
+        changed = copied(model)
         changed.zero_grad(set_to_none=True)
-        _check_forget(changed, forget, objective, batch_size)
-        history = _History(lambda data: accuracy(changed, data, objective, batch_size), kept)
-        patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, history.record))
+        logits = _check_forget(changed, forget, objective, batch_size)
+        for name, batches in kept.items():
+            _check_watched(changed, batches, arguments[name], objective)
+        finite = finite_tensors(changed)
+
+        def measure(name: str) -> float:
+            with naming(arguments[name]):
+                return accuracy(changed, kept[name], objective, batch_size)
+
+        history = _History(measure, tuple(kept))
+        patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, history.record, logits))
         changed.zero_grad(set_to_none=True)
+        check_finite(changed, finite, f"after {type(method).__name__}")
     return Outcome(changed, patch, history.records, history.worked(), method)
 
 
 class _History:
     """Records with a clock that stands still while accuracies are measured."""
 
-    def __init__(self, measure: Callable[[Batches], float], watched: Mapping[str, Batches]) -> None:
+    def __init__(self, measure: Callable[[str], float], watched: Sequence[str]) -> None:
         self.measure, self.watched = measure, watched
         self.records: list[Record] = []
         self.started = time.perf_counter()
@@ -98,7 +116,7 @@ class _History:
 
     def record(self, epoch: int) -> None:
         seconds, paused = self.worked(), time.perf_counter()
-        found = {name: self.measure(data) for name, data in self.watched.items()}
+        found = {name: self.measure(name) for name in self.watched}
         score = unlearn_score(found["remain"], found["forget"]) if {"remain", "forget"} <= found.keys() else None
         self.records.append(Record(epoch, found, score, seconds))
         self.measuring += time.perf_counter() - paused
@@ -110,15 +128,30 @@ def _kept(data: Data, argument: str, batch_size: int) -> Data:
     return batches if isinstance(data, Iterator) else data
 
 
-def _check_forget(model: nn.Module, forget: Data, objective: Objective, batch_size: int) -> None:
-    """Read the forget data once, before anything is done: they are few, and a mistake in them costs the most."""
+def _check_forget(model: nn.Module, forget: Data, objective: Objective, batch_size: int) -> torch.Size:
+    """Read the forget data once, before anything is done: they are few, and a mistake in them costs the most. The shape of some logits."""
     device, logits = device_of(model), None
-    with in_mode(model, training=False), torch.no_grad():
+    with naming("forget"), in_mode(model, training=False), torch.no_grad():
         for batch in screened(as_batches(forget, "forget", batch_size), "forget", objective):
             held: Any = to_device(batch, device)
             if logits is None:
                 logits = objective.outputs(model, held)
                 if not torch.isfinite(logits).all():
                     raise ModelError("model: its outputs on the forget data must be finite")
+                if objective.losses is cross_entropy:
+                    check_form(logits.shape, objective.targets(held))
             if objective.losses is cross_entropy:
                 check_labels(logits.shape, objective.targets(held))
+    assert logits is not None  # data without a batch are refused where they are read
+    return logits.shape
+
+
+def _check_watched(model: nn.Module, data: Batches, argument: str, objective: Objective) -> None:
+    """Look at one batch before anything is done: an accuracy that cannot be had would be missed only after the first epoch."""
+    device = device_of(model)
+    with seeded(0, device), in_mode(model, training=False), torch.no_grad():
+        held = to_device(next(iter(data)), device)
+        try:
+            check_targets(objective.outputs(model, held), objective.targets(held))
+        except InputError as error:
+            raise InputError(argument, f"{error.rule} (watch={{}} measures no accuracy)", error.found) from error

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from expunge import channels
 from expunge.errors import InputError
 from expunge.methods import ActivationMask, RandomMask, TfIdfMask
 from expunge.objective import Objective
@@ -16,6 +17,7 @@ from expunge.patches import Patch
 from expunge.tuning import Constant, Tuning
 from expunge.unlearning import unlearn
 from tests import reference
+from tests.methods import cases
 from tests.methods.properties import assert_same_weights
 from tests.test_activations import HEADS, NORMS, network
 
@@ -239,3 +241,19 @@ def test_mappings_and_own_objectives_work():
 def test_settings_are_checked_at_once(build, argument):
     with pytest.raises(InputError, match=f"^{argument}: "):
         build()
+
+
+@pytest.mark.parametrize("method", [ActivationMask(0.2, tuning=None), TfIdfMask(0.2, tuning=None)])
+def test_a_compiled_model_is_masked_as_its_original(method):
+    """Compiled code does not call hooks that were registered after it was made."""
+    plain, batch = cases.model().eval(), cases.dataset()[:16]
+    expected = unlearn(plain, cases.forget(), cases.remain(), method).model.state_dict()
+    compiled = torch.compile(plain, backend="eager")
+    with torch.no_grad():
+        compiled(batch[0])
+        compiled(batch[0][:2])
+    found = unlearn(compiled, cases.forget(), cases.remain(), method).model.state_dict()
+    assert any(not torch.equal(expected[key], value) for key, value in plain.state_dict().items())
+    assert_same_weights(expected, {key.removeprefix("_orig_mod."): value for key, value in found.items()})
+    names = [layer.name for layer in channels.find(compiled, batch)]
+    assert names == [f"_orig_mod.{layer.name}" for layer in channels.find(plain, batch)]

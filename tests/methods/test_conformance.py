@@ -1,12 +1,15 @@
 """One suite for all methods: see cases.py to let another join."""
 
+import copy
 import dataclasses
+import threading
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
-from expunge.errors import InputError
+from expunge.errors import InputError, ModelError
 from expunge.methods import METHODS
 from expunge.unlearning import unlearn
 from tests.methods import cases, properties
@@ -124,3 +127,89 @@ def test_training_without_remain_data_is_refused(name):
 def test_remain_data_change_nothing_where_none_are_needed(name):
     first, second = (unlearn(cases.model(), cases.forget(), remain, CASES[name]()).model for remain in (None, cases.remain()))
     properties.assert_same_weights(first.state_dict(), second.state_dict())
+
+
+@every_method
+def test_data_that_carry_a_graph_are_only_read(name):
+    forget, remain = (DataLoader(part, batch_size=16) for part in (cases.forget(), cases.remain()))
+    expected = unlearn(cases.model(), list(forget), list(remain), CASES[name]()).model
+    leaves, graphs = [], []
+    for part in (forget, remain):
+        images = [images.requires_grad_() for images, _ in part]
+        leaves += images
+        graphs.append([(image * 1.0, labels) for image, (_, labels) in zip(images, part, strict=True)])
+    found = unlearn(cases.model(), *graphs, CASES[name]()).model
+    properties.assert_same_weights(expected.state_dict(), found.state_dict())
+    assert all(leaf.grad is None for leaf in leaves)
+
+
+ONCE = 16  # samples, one batch
+
+
+class Once(IterableDataset):
+    def __init__(self, samples) -> None:
+        self.samples = iter(samples)
+
+    def __len__(self) -> int:
+        return ONCE
+
+    def __iter__(self):
+        return self.samples
+
+
+@every_method
+def test_a_loader_that_can_be_read_only_once_is_refused(name):
+    loader = DataLoader(Once(list(cases.forget())), batch_size=ONCE)
+    with pytest.raises(InputError, match="^forget: a loader must give its batches each time"):
+        unlearn(cases.model(), loader, cases.remain(), CASES[name](cases.QUICK))
+
+
+class Keeping(nn.Module):
+    """Makes a tensor at its first call and keeps it, and its last activations, with their graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale, self.features = cases.model(), None, []
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = torch.full((3,), 2.0)
+        self.features = [self.inner[:6](x)]
+        return self.inner[6:](self.features[0]) * self.scale
+
+
+@every_method
+def test_a_model_that_keeps_tensors_can_be_unlearnt(name):
+    model = Keeping()
+    model.scale = torch.full((3,), 2.0)
+    expected = unlearn(model, cases.forget(), cases.remain(), CASES[name]()).model
+    fresh, used, inferred = Keeping(), Keeping(), Keeping()
+    used(cases.dataset()[:4][0])
+    with torch.inference_mode():
+        inferred.eval()(cases.dataset()[:4][0])
+        inferred.train(), inferred.inner[1].eval()
+    for each in (fresh, used, inferred):
+        each.inner.load_state_dict(model.inner.state_dict())
+        found = unlearn(each, cases.forget(), cases.remain(), CASES[name]()).model
+        properties.assert_same_weights(expected.state_dict(), found.state_dict())
+
+
+@every_method
+def test_in_inference_mode_all_is_as_outside(name):
+    expected = unlearn(cases.model(), cases.forget(), cases.remain(), CASES[name]())
+    model = cases.model()
+    with torch.inference_mode():
+        forget, remain = list(DataLoader(cases.forget(), 128)), list(DataLoader(cases.remain(), 128))
+        model = copy.deepcopy(model)  # of tensors that were made in inference mode
+        found = unlearn(model, cases.forget(), cases.remain(), CASES[name]())
+        of_lists = unlearn(model, forget, remain, CASES[name]())
+    properties.assert_same_weights(expected.model.state_dict(), found.model.state_dict())
+    assert [record.accuracies for record in found.history] == [record.accuracies for record in expected.history]
+    properties.assert_finite(of_lists.model)
+
+
+def test_a_model_that_cannot_be_copied_is_refused():
+    model = cases.model()
+    model.lock = threading.Lock()
+    with pytest.raises(ModelError, match="copy.deepcopy can copy; found: cannot pickle"):
+        unlearn(model, cases.forget(), cases.remain(), CASES["finetune"]())

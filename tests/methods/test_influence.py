@@ -127,7 +127,7 @@ def test_nothing_is_returned_where_lissa_diverges():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(InputError, match="^gradient: must be 'mean' or 'sum'"):
+    with pytest.raises(InputError, match="^gradient: must be one of 'mean', 'sum'"):
         Influence("total")
     with pytest.raises(InputError, match="^strength: .* found -1"):
         Influence(strength=-1)

@@ -5,10 +5,11 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune, spectral_norm
 
 from expunge import fisher, masks, scores
 from expunge.errors import InputError, ModelError
-from expunge.methods import Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
+from expunge.methods import BadTeacher, Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
 from expunge.objective import Objective
 from expunge.tuning import Steps, Tuning, train
 from expunge.unlearning import unlearn
@@ -177,3 +178,39 @@ def test_an_objective_of_ones_own_reaches_every_part():
 
     unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(0.1, tuning=cases.QUICK), objective=Objective(losses=losses))
     assert sum(calls) >= 16 + 32 + 2 * 32
+
+
+class Halved(nn.Module):
+    """Its reset reads what was learnt."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def reset_parameters(self):
+        self.scale.data.mul_(0.5)
+
+    def forward(self, x):
+        return self.scale * x.flatten(1)
+
+
+KEPT = {
+    "pruned": ("0.weight_orig", lambda model: prune.l1_unstructured(model[0], "weight", 0.3)),
+    "spectral norm": ("7.weight_orig", lambda model: spectral_norm(model[7])),
+    "own reset": ("4.0.scale", lambda model: model.__setitem__(4, nn.Sequential(Halved()))),
+}
+
+
+@pytest.mark.parametrize("method", [Retrain(cases.QUICK), BadTeacher(tuning=cases.QUICK)])
+@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
+def test_weights_that_a_reset_does_not_reach_are_refused(kind, method):
+    name, change = KEPT[kind]
+    model = cases.model()
+    change(model)
+    for parameter in model.parameters():
+        parameter.grad = None
+    with torch.no_grad():
+        model.eval()(cases.dataset()[:2][0])
+    with properties.assert_untouched(model), pytest.raises(ModelError, match=f"does not reach {name}"):
+        unlearn(model, cases.forget(), cases.remain(), method, watch={})

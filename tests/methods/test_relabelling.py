@@ -13,7 +13,7 @@ from expunge.methods.streams import mixed
 from expunge.objective import Objective
 from expunge.unlearning import unlearn
 from tests import reference
-from tests.methods import properties, small
+from tests.methods import cases, properties, small
 from tests.methods.small import CLASSES, FORGET, REMAIN, SIZE, TWO_EPOCHS
 
 
@@ -96,3 +96,13 @@ def test_batches_and_targets_may_have_any_form():
     plain = unlearn(small.network("residual"), *parts, method)
     other = unlearn(small.network("residual"), *named, method, objective=objective)
     properties.assert_same_weights(plain.model.state_dict(), other.model.state_dict())
+
+
+def test_a_loader_with_fewer_batches_than_its_length_would_lose_forget_samples():
+    class Fewer(DataLoader):
+        def __len__(self) -> int:
+            return 4
+
+    loader = Fewer(cases.remain(), batch_size=16)
+    with pytest.raises(InputError, match="^remain: must give 4 batches, its length, .*; found 2$"):
+        unlearn(cases.model(), cases.forget(), loader, RandomLabels(tuning=cases.QUICK))

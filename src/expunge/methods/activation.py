@@ -14,9 +14,10 @@ from expunge.activations import Activations
 from expunge.batches import Data
 from expunge.errors import InputError
 from expunge.masks import Scope
-from expunge.methods.run import Run, change_and_tune, check_ratio, mask_and_tune, needs_remain
+from expunge.methods.run import Run, change_and_tune, check_tuning, mask_and_tune, needs_remain
 from expunge.objective import Batch
 from expunge.patches import Patch
+from expunge.settings import check_choice, check_number, check_whole
 from expunge.tuning import Tuning
 
 
@@ -40,9 +41,10 @@ class ActivationMask:
     tuning: Tuning | None = Tuning()
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
-        if self.average not in ("samples", "batches"):
-            raise InputError("average", "must be 'samples' or 'batches'", repr(self.average))
+        check_number("ratio", self.ratio, 0, 1)
+        check_choice("scope", self.scope, Scope)
+        check_choice("average", self.average, ("samples", "batches"))
+        check_tuning(self.tuning)
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> ActivationMask:
@@ -90,11 +92,13 @@ class TfIdfMask:
     tuning: Tuning | None = Tuning()
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
-        if self.prune not in ("high", "low"):
-            raise InputError("prune", "must be 'high' or 'low'", repr(self.prune))
-        if self.batches is not None and self.batches < 1:
-            raise InputError("batches", "must be at least 1", self.batches)
+        check_number("ratio", self.ratio, 0, 1)
+        check_choice("scope", self.scope, Scope)
+        check_choice("prune", self.prune, ("high", "low"))
+        if self.batches is not None:
+            check_whole("batches", self.batches, least=1)
+        check_whole("seed", self.seed)
+        check_tuning(self.tuning)
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> TfIdfMask:

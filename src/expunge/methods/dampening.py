@@ -12,11 +12,11 @@ from expunge import curvature, fisher
 from expunge.artifacts import weights_digest
 from expunge.batches import Batches, Data, as_batches
 from expunge.checks import screened
-from expunge.errors import InputError
 from expunge.fisher import FisherSums
-from expunge.methods.run import Run, change_and_tune, needs_remain
+from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
 from expunge.objective import Batch, Objective
 from expunge.patches import Patch
+from expunge.settings import check_choice, check_number
 from expunge.tuning import Tuning
 
 RELEASED_BATCH_SIZE = 64
@@ -43,8 +43,9 @@ class SSD:
 
     def __post_init__(self) -> None:
         for argument, value in (("threshold", self.threshold), ("dampening", self.dampening)):
-            if not value >= 0:
-                raise InputError(argument, "must be 0 or more", value)
+            check_number(argument, value, 0, ends="[]", rule="must be 0 or more")
+        check_choice("kind", self.kind, ("empirical", "expected", "loss-batch"))
+        check_tuning(self.tuning)
 
     @classmethod
     def as_released(cls, threshold: float = 10.0, dampening: float = 1.0, tuning: Tuning | None = None) -> SSD:

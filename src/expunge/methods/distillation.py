@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
 from expunge.batches import Batches, Data, as_batches, batch_size, device_of
-from expunge.errors import InputError
-from expunge.methods.run import Run, needs_remain
+from expunge.copies import copied
+from expunge.methods.run import Run, check_tuning, needs_remain, softmax_shape
 from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import reset
 from expunge.modes import seeded
 from expunge.objective import Batch
+from expunge.settings import check_amount, check_number, check_whole
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
 
@@ -38,9 +39,11 @@ class BadTeacher:
 
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)
+        check_tuning(self.tuning, "BadTeacher")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "BadTeacher")
+        softmax_shape(model, as_batches(forget, "forget", run.batch_size), run, "BadTeacher")
         good, bad = _teacher(model), _teacher(self._random(model))
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
@@ -55,14 +58,14 @@ class BadTeacher:
             batches = as_batches(data, argument, self.tuning.batch_size)
             return tagged(batches, lambda batch: torch.full((batch_size(batch),), mark))
 
-        phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss)
+        phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss, itemgetter(0))
         tune_phases(model, lambda epoch: [phase], self.tuning, run)
 
     def _random(self, model: nn.Module) -> nn.Module:
         with seeded(self.tuning.seed, device_of(model)):
             if self.fresh is not None:
                 return self.fresh().to(next(model.parameters()))
-            random = copy.deepcopy(model)
+            random = copied(model)
             reset(random)
             return random
 
@@ -89,14 +92,16 @@ class SCRUB:
     tuning: Tuning = Tuning(Constant(5e-4, 3), weight_decay=5e-4)
 
     def __post_init__(self) -> None:
+        check_amount("obey_weight", self.obey_weight)
+        check_amount("task_weight", self.task_weight)
         _check_temperature(self.temperature)
-        if self.max_epochs < 0:
-            raise InputError("max_epochs", "must be 0 or more", self.max_epochs)
-        if self.forget_batch_size < 1:
-            raise InputError("forget_batch_size", "must be at least 1", self.forget_batch_size)
+        check_whole("max_epochs", self.max_epochs, least=0)
+        check_whole("forget_batch_size", self.forget_batch_size, least=1)
+        check_tuning(self.tuning, "SCRUB")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SCRUB")
+        softmax_shape(model, as_batches(forget, "forget", run.batch_size), run, "SCRUB")
         teacher = _teacher(model)
 
         def apart(student: Tensor, batch: Batch) -> Tensor:
@@ -124,9 +129,8 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
 
 
 def _teacher(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).eval().requires_grad_(False)
+    return copied(model).eval().requires_grad_(False)
 
 
 def _check_temperature(temperature: float) -> None:
-    if not 0 < temperature < float("inf"):
-        raise InputError("temperature", "must be a positive number", temperature)
+    check_number("temperature", temperature, 0, ends="()", rule="must be a positive number")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -14,10 +13,10 @@ from torch import nn
 from expunge import curvature
 from expunge.batches import Batches, Data, batch_size
 from expunge.curvature import ConjugateGradients, LiSSA, Solver
-from expunge.errors import InputError
-from expunge.methods.run import Run, change_and_tune, needs_remain
+from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
 from expunge.objective import Batch
 from expunge.patches import Patch
+from expunge.settings import check_amount, check_choice
 from expunge.tuning import Tuning
 
 
@@ -42,10 +41,9 @@ class Influence:
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
-        if self.gradient not in ("mean", "sum"):
-            raise InputError("gradient", "must be 'mean' or 'sum'", repr(self.gradient))
-        if not 0 <= self.strength < math.inf:
-            raise InputError("strength", "must be a finite number of at least 0", self.strength)
+        check_choice("gradient", self.gradient, ("mean", "sum"))
+        check_amount("strength", self.strength)
+        check_tuning(self.tuning)
 
     @classmethod
     def as_released(cls, tuning: Tuning | None = None) -> Influence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -14,8 +15,9 @@ from expunge.batches import Data
 from expunge.errors import InputError
 from expunge.fisher import FisherSums
 from expunge.masks import Granularity, Mask, Scope, Which
-from expunge.methods.run import Run, check_ratio, mask_and_tune, needs_remain
+from expunge.methods.run import Run, check_tuning, mask_and_tune, needs_remain
 from expunge.patches import Patch
+from expunge.settings import check_choice, check_number, check_whole
 from expunge.tuning import Tuning
 
 
@@ -40,7 +42,12 @@ class FisherMask:
     tuning: Tuning | None = Tuning()
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        check_number("ratio", self.ratio, 0, 1)
+        if self.remain_weight is not None:
+            check_number("remain_weight", self.remain_weight, -math.inf, ends="()", rule="must be a finite number, or None")
+        check_choice("kind", self.kind, fisher.KINDS)
+        _check_units(self.granularity, self.scope, self.which)
+        check_tuning(self.tuning)
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> FisherMask:
@@ -83,7 +90,10 @@ class RandomMask:
     tuning: Tuning | None = Tuning()
 
     def __post_init__(self) -> None:
-        check_ratio(self.ratio)
+        check_number("ratio", self.ratio, 0, 1)
+        _check_units(self.granularity, self.scope, self.which)
+        check_whole("seed", self.seed)
+        check_tuning(self.tuning)
         if self.with_norm and self.granularity != "channel":
             raise InputError("with_norm", 'needs granularity="channel"', repr(self.granularity))
 
@@ -117,6 +127,9 @@ class MaskClassifier:
     label: int | None = None
     tuning: Tuning | None = None
 
+    def __post_init__(self) -> None:
+        check_tuning(self.tuning)
+
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
             needs_remain(remain, "MaskClassifier with tuning")
@@ -125,6 +138,11 @@ class MaskClassifier:
             label = _single_label(run.objective.targets(batch) for batch in run.batches(forget, "forget"))
         mask = heads.class_rows(model, run.head_of(model, forget), label)
         return mask_and_tune(model, mask, remain, self.tuning, run)
+
+
+def _check_units(granularity: Granularity, scope: Scope, which: Which) -> None:
+    for argument, value, choices in (("granularity", granularity, Granularity), ("scope", scope, Scope), ("which", which, Which)):
+        check_choice(argument, value, choices)
 
 
 def _allowed(model: nn.Module, forget: Data, run: Run, include_head: bool, which: Which) -> tuple[str, ...]:

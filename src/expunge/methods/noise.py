@@ -14,8 +14,9 @@ from expunge import curvature, fisher, heads
 from expunge.batches import Data
 from expunge.curvature import ConjugateGradients, Vector
 from expunge.errors import InputError
-from expunge.methods.run import Run, change_and_tune, needs_remain
+from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
 from expunge.patches import Patch
+from expunge.settings import check_amount, check_choice, check_whole
 from expunge.tuning import Tuning
 
 Kind = Literal["expected", "empirical", "sampled"]
@@ -44,9 +45,8 @@ class FisherNoise:
     tuning: Tuning | None = Tuning()
 
     def __post_init__(self) -> None:
-        _check_scale(self.scale)
-        if self.reading not in ("text", "released"):
-            raise InputError("reading", "must be 'text' or 'released'", repr(self.reading))
+        _check_settings(self)
+        check_choice("reading", self.reading, ("text", "released"))
         if self.label is not None and self.reading == "text":
             raise InputError("label", "is for the released reading: the text redraws no row", self.label)
 
@@ -90,7 +90,7 @@ class NewtonNoise:
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
-        _check_scale(self.scale)
+        _check_settings(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "NewtonNoise")
@@ -151,6 +151,8 @@ def _rows(model: nn.Module, head: tuple[str, ...], labels: tuple[int, ...]) -> d
     return rows
 
 
-def _check_scale(scale: float) -> None:
-    if not 0 <= scale < math.inf:
-        raise InputError("scale", "must be a finite number of at least 0", scale)
+def _check_settings(method: FisherNoise | NewtonNoise) -> None:
+    check_amount("scale", method.scale)
+    check_choice("kind", method.kind, Kind)
+    check_whole("seed", method.seed)
+    check_tuning(method.tuning)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
-from expunge.errors import InputError
-from expunge.methods.run import Run, needs_remain
+from expunge.lone import Lone
+from expunge.methods.run import Run, check_tuning, needs_remain
 from expunge.methods.streams import cycled, tune_phases
 from expunge.objective import Batch
+from expunge.settings import check_number
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
 
@@ -25,6 +26,9 @@ class GradientAscent:
     """
 
     tuning: Tuning = Tuning(Constant(1e-4, 5), batch_size=256, weight_decay=5e-4)
+
+    def __post_init__(self) -> None:
+        check_tuning(self.tuning, "GradientAscent")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
@@ -47,13 +51,13 @@ class NegGradPlus:
     tuning: Tuning = Tuning(Constant(0.01, 10), momentum=0.0, weight_decay=0.0)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.remain_weight <= 1:
-            raise InputError("remain_weight", "must be in [0, 1]", self.remain_weight)
+        check_number("remain_weight", self.remain_weight, 0, 1, ends="[]")
+        check_tuning(self.tuning, "NegGradPlus")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "NegGradPlus")
         device, size = device_of(model), self.tuning.batch_size
-        against = cycled(as_batches(forget, "forget", size), self.tuning.seed)
+        against = cycled(as_batches(forget, "forget", size), "forget", self.tuning.seed, Lone(model, run.objective))
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             def mean(part: Batch) -> Tensor:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from expunge.batches import Batches, Data, as_batches, device_of, to_device
+from expunge.batches import Data, as_batches
 from expunge.errors import InputError
-from expunge.methods.run import Run, needs_remain
+from expunge.methods.run import Run, check_tuning, needs_remain, softmax_shape
 from expunge.methods.streams import mixed, tagged, tune_phases
-from expunge.modes import in_mode, seeded
 from expunge.objective import Batch
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
@@ -32,6 +32,9 @@ class RandomLabels:
     exclude_own: bool = True
     tuning: Tuning = Tuning(Constant(1e-4, 3), optimizer=Adam)
 
+    def __post_init__(self) -> None:
+        check_tuning(self.tuning, "RandomLabels")
+
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "RandomLabels")
         phase = relabelled(model, forget, remain, self.exclude_own, self.tuning, run)
@@ -44,15 +47,23 @@ def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, 
     The labels go beside the batches, which stay as they are: whatever the form of a batch, the objective need not know.
     """
     few, many = (as_batches(data, name, tuning.batch_size) for data, name in ((forget, "forget"), (remain, "remain")))
-    classes = _classes(model, few, run)
+    shape = softmax_shape(model, few, run, "random labels")
     generator = torch.Generator().manual_seed(tuning.seed)
-    drawn = tagged(few, lambda batch: random_labels(run.objective.targets(batch), classes, exclude_own, generator))
+
+    def draw(batch: Batch) -> Tensor:
+        targets = run.objective.targets(batch)
+        if targets.dim() != len(shape) - 1:
+            found = f"shape {tuple(targets.shape)} for logits {tuple(shape)}"
+            raise InputError("forget", "random labels need one integer label for each row of logits", found)
+        return random_labels(targets, shape[1], exclude_own, generator)
+
+    drawn = tagged(few, draw)
 
     def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
         samples, labels = batch
         return losses(run.objective.outputs(model, samples), labels).mean()
 
-    return Phase(mixed(drawn, tagged(many, run.objective.targets)), "remain", loss)
+    return Phase(mixed(drawn, tagged(many, run.objective.targets)), "remain", loss, itemgetter(0))
 
 
 def random_labels(targets: Tensor, classes: int, exclude_own: bool, generator: torch.Generator) -> Tensor:
@@ -63,12 +74,3 @@ def random_labels(targets: Tensor, classes: int, exclude_own: bool, generator: t
         raise InputError("forget", "random labels need two classes or more", classes)
     drawn = torch.randint(1 if exclude_own else 0, classes, targets.shape, generator=generator).to(targets.device)
     return torch.where(targets == IGNORED, targets, (targets + drawn) % classes)
-
-
-def _classes(model: nn.Module, batches: Batches, run: Run) -> int:
-    device = device_of(model)
-    with seeded(0, device), in_mode(model, training=False), torch.no_grad():
-        logits = run.objective.outputs(model, to_device(next(iter(batches)), device))
-    if logits.dim() < 2:
-        raise InputError("objective", "random labels need logits of shape (N, K, ...)", tuple(logits.shape))
-    return logits.shape[1]

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from expunge import channels, heads, tuning
-from expunge.batches import Batches, Data, as_batches
+from expunge.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.checks import screened
-from expunge.errors import InputError
+from expunge.errors import InputError, naming
+from expunge.modes import in_mode, seeded
 from expunge.objective import Objective
 from expunge.patches import Patch
 from expunge.tuning import Tuning
@@ -19,17 +21,19 @@ from expunge.tuning import Tuning
 
 @dataclass(frozen=True)
 class Run:
-    """`head` names the classifier's parameters (None: found from the graph); `batch_size` is for measuring, a `Tuning` has its own."""
+    """`head` names the classifier's parameters (None: found from the graph); `batch_size` is for measuring, a `Tuning` has its own;
+    `logits` is the shape of what the model puts out for some batch."""
 
     objective: Objective = Objective()
     head: tuple[str, ...] | None = None
     batch_size: int = 128
     progress: bool = False
     after_epoch: Callable[[int], None] = lambda epoch: None
+    logits: torch.Size | None = None
 
     def batches(self, data: Data, argument: str) -> Batches:
         """Batches to measure with, looked at as they are read."""
-        return screened(as_batches(data, argument, self.batch_size), argument, self.objective)
+        return screened(as_batches(data, argument, self.batch_size), argument, self.objective, self.logits)
 
     def head_of(self, model: nn.Module, data: Data) -> tuple[str, ...]:
         if self.head is not None:
@@ -53,16 +57,31 @@ def needs_remain(remain: Data | None, why: str) -> None:
         raise InputError("remain", f"{why} needs the data to keep", "None")
 
 
-def check_ratio(ratio: float) -> None:
-    if not 0 <= ratio < 1:
-        raise InputError("ratio", "must be in [0, 1)", ratio)
+def softmax_shape(model: nn.Module, forget: Batches, run: Run, why: str) -> torch.Size:
+    """The shape of a batch's logits, with classes to choose from: of a single one the softmax is always 1."""
+    shape = run.logits
+    if shape is None:
+        device = device_of(model)
+        with seeded(0, device), in_mode(model, training=False), torch.no_grad():
+            shape = run.objective.outputs(model, to_device(next(iter(forget)), device)).shape
+    if len(shape) < 2 or shape[1] < 2:
+        raise InputError("objective", f"{why} needs logits of shape (N, K, ...) with two classes or more", tuple(shape))
+    return shape
+
+
+def check_tuning(settings: Tuning | None, method: str = "") -> None:
+    """A `Tuning`; or none, where no `method` that cannot do without is named."""
+    if not isinstance(settings, Tuning) and (method or settings is not None):
+        rule = f"{method} trains, and needs a Tuning" if method else "must be a Tuning, or None for no training"
+        raise InputError("tuning", rule, repr(settings))
 
 
 def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Run, mask: Mapping[str, Tensor] | None = None) -> None:
     """Fine-tune on the remain data, epoch 0 being the model as it is handed over (section Fine-Tuning)."""
     run.after_epoch(0)
     if settings is not None:
-        tuning.train(model, remain, settings, run.objective, mask, run.after_epoch, run.progress)
+        with naming("remain"):
+            tuning.train(model, remain, settings, run.objective, mask, run.after_epoch, run.progress)
 
 
 def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:

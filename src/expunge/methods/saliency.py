@@ -9,10 +9,10 @@ from torch import nn
 
 from expunge import curvature, masks, scores
 from expunge.batches import Data
-from expunge.errors import InputError
 from expunge.methods.relabelling import relabelled
-from expunge.methods.run import Run, needs_remain
+from expunge.methods.run import Run, check_tuning, needs_remain
 from expunge.methods.streams import tune_phases
+from expunge.settings import check_number
 from expunge.tuning import Constant, Tuning
 
 
@@ -33,8 +33,8 @@ class SalUn:
     tuning: Tuning = Tuning(Constant(0.013, 10), batch_size=256, weight_decay=5e-4)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.salient < 1:
-            raise InputError("salient", "must be in [0, 1)", self.salient)
+        check_number("salient", self.salient, 0, 1)
+        check_tuning(self.tuning, "SalUn")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SalUn")

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 
 from expunge import tuning
 from expunge.batches import Batches, batch_size, joined, take
+from expunge.errors import InputError
+from expunge.lone import Lone
 from expunge.methods.run import Run
 from expunge.objective import Batch
 from expunge.tuning import Phase, Tuning
@@ -33,18 +35,21 @@ def mixed(few: Batches, many: Batches) -> Batches:
     samples, steps = batch_size(whole), len(many)
 
     def read(seed: int | None) -> Iterator[Batch]:
+        step = -1
         order = torch.arange(samples) if seed is None else torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
         for step, batch in enumerate(many.read(seed)):
             share = order[step * samples // steps : (step + 1) * samples // steps]
             yield joined([batch, take(whole, share)], "forget", ONE_FORM) if len(share) else batch
+        if step + 1 < steps:
+            raise InputError("remain", f"must give {steps} batches, its length, for the forget data to be among them", step + 1)
 
     return Batches(read, steps)
 
 
-def cycled(batches: Batches, seed: int) -> Iterator[Batch]:
-    """Batches without end, pass after pass, each in an order of its own."""
+def cycled(batches: Batches, argument: str, seed: int, lone: Lone) -> Iterator[Batch]:
+    """Batches without end, pass after pass, each in an order of its own; without those that BatchNorm would refuse."""
     for turn in count(seed):
-        yield from batches.shuffled(turn)
+        yield from lone.kept(batches.shuffled(turn), argument)
 
 
 def tune_phases(

@@ -10,7 +10,7 @@ from torch import nn
 
 from expunge.batches import Data, device_of
 from expunge.errors import InputError, ModelError
-from expunge.methods.run import Run, needs_remain, tune
+from expunge.methods.run import Run, check_tuning, needs_remain, tune
 from expunge.modes import seeded
 from expunge.tuning import Steps, Tuning
 
@@ -20,6 +20,9 @@ class Finetune:
     """Fine-tune the trained network on the remain data, nothing else (section Baselines)."""
 
     tuning: Tuning = Tuning()
+
+    def __post_init__(self) -> None:
+        check_tuning(self.tuning, "Finetune")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "Finetune")
@@ -37,6 +40,9 @@ class Retrain:
     tuning: Tuning = Tuning(schedule=Steps())
     fresh: Callable[[], nn.Module] | None = None
 
+    def __post_init__(self) -> None:
+        check_tuning(self.tuning, "Retrain")
+
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "Retrain")
         frozen = [(parameter, parameter.detach().clone()) for parameter in model.parameters() if not parameter.requires_grad]
@@ -52,7 +58,11 @@ class Retrain:
 
 
 def reset(model: nn.Module) -> None:
-    """Fresh weights for every module, inner modules first, as they were built; modules frozen as a whole are left alone."""
+    """Fresh weights for every module, inner modules first, as they were built; modules frozen as a whole are left alone.
+
+    Raises where a trainable parameter would keep anything of what it was; the model is of no use then.
+    """
+    rule = "fresh weights need reset_parameters on every module with parameters, or `fresh`"
     renewals, unknown = [], []
     for name, module in model.named_modules():
         own = list(module.parameters(recurse=False))
@@ -65,10 +75,16 @@ def reset(model: nn.Module) -> None:
         elif own:
             unknown.append(name or "the model itself")
     if unknown:
-        rule = "fresh weights need reset_parameters on every module with parameters, or `fresh`"
         raise ModelError(f"model: {rule}; missing in {', '.join(unknown)}")
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    # A reset that writes elsewhere (pruned, weight-normed and spectral-normed layers hold another tensor as weight) leaves these.
+    with torch.no_grad():
+        for parameter in trainable.values():
+            parameter.fill_(torch.nan)
     for renew in reversed(renewals):
         renew()
+    if kept := [name for name, parameter in trainable.items() if not torch.isfinite(parameter).all()]:
+        raise ModelError(f"model: {rule}; reset_parameters does not reach {', '.join(kept)}")
 
 
 def _take_over(model: nn.Module, fresh: nn.Module) -> None:

@@ -23,7 +23,8 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
     right = torch.zeros((), dtype=torch.int64, device=device)
     counted = torch.zeros((), dtype=torch.int64, device=device)
     broken = torch.zeros((), dtype=torch.int64, device=device)
-    with seeded(0, device), in_mode(model, training=False), torch.inference_mode():
+    # Not inference mode: a tensor that the model keeps for later could not be trained with.
+    with seeded(0, device), in_mode(model, training=False), torch.no_grad():
         for batch in as_batches(data, "data", batch_size):
             held = to_device(batch, device)
             logits, targets = objective.outputs(model, held), objective.targets(held)
