@@ -50,7 +50,7 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
     from safetensors.torch import save
 
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return write_bytes(path, save(held, metadata=dict(metadata) | {"content": _content_digest(held, metadata)}))
+    return write_bytes(path, save(held, metadata=dict(metadata) | {"content": content_digest(held, metadata)}))
 
 
 def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -65,12 +65,13 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
         raise InputError("path", f"must be a whole safetensors file ({error})", os.fspath(path)) from error
     if metadata.get("kind") != kind:
         raise InputError("path", f"must hold {kind!r}", metadata.get("kind", "no kind"))
-    if metadata.pop("content", None) != _content_digest(tensors, metadata):
+    if metadata.pop("content", None) != content_digest(tensors, metadata):
         raise InputError("path", f"must hold {kind!r} as it was saved; its content was changed", os.fspath(path))
     return tensors, metadata
 
 
-def _content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 over the metadata and the names, types, shapes and bytes of the tensors."""
     digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
     for name in sorted(tensors):
         _update(digest, name, tensors[name])

@@ -160,3 +160,36 @@ RESULTS = Path(__file__).parents[2] / "results"
 def test_the_published_networks_are_the_ones_measured(name):
     told = json.loads((RESULTS / "cifar10-resnet20.json").read_text())["networks"][name]
     assert weights_digest(load_network(RESULTS / "models" / f"{name}.safetensors")) == told["digest"]
+
+
+def test_a_training_does_not_go_on_with_other_data_of_the_same_name(images, tmp_path):
+    jobs, _ = plan("a/pics", "resnet8", images, [1])
+    trained(images, jobs, out=tmp_path, about={"dataset": "a/pics"})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    pixels = images.train.pixels.clone()
+    pixels[7, 0, 3, 3] += 1
+    other = replace(images, train=datasets.Images(pixels, images.train.labels, images.train.mean, images.train.std))
+    jobs, _ = plan("b/pics", "resnet8", other, [1])
+    with pytest.raises(MismatchError, match=r"pics-resnet8-seed1.json is of a training on other data, a/pics; keep this one in another"):
+        trained(other, jobs, out=tmp_path, about={"dataset": "b/pics"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_without_a_name_gets_one(images, tmp_path, monkeypatch):
+    (tmp_path / "pics").mkdir()
+    monkeypatch.chdir(tmp_path / "pics")
+    assert [plan(name, "resnet8", images, [1])[0][0].name for name in (".", "/")] == ["pics-resnet8-seed1", "pictures-resnet8-seed1"]
+
+
+@pytest.mark.parametrize(
+    "content", ['{"curve": [[1, {"te', "[]", "{}", '{"curve": 3}', '{"curve": [[1, 2, 3]]}', '{"curve": [[1, {"test": "a"}, 1]]}']
+)
+def test_a_damaged_curve_is_refused_and_nothing_lost(images, tmp_path, content):
+    jobs = [Job("one", images.train, 1)]
+    first = trained(images, jobs, out=tmp_path)[0]
+    (tmp_path / "one.json").write_text(content)
+    with pytest.raises(InputError, match="out: must be the curve of a training as it was written; .*one.json"):
+        trained(images, jobs, out=tmp_path)
+    assert (tmp_path / "one.json").read_text() == content
+    (tmp_path / "one.json").unlink()
+    assert trained(images, jobs, out=tmp_path)[0].digest == first.digest
