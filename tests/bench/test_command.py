@@ -1,6 +1,7 @@
 """`expunge bench` from end to end, on a profile of seconds."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -70,3 +71,16 @@ def test_help_does_not_import_torch():
 def test_mistakes_exit_with_two(capsys):
     assert cli.main(["bench", "run", "table9"]) == 2
     assert capsys.readouterr().err.startswith("expunge: experiments: must be all, or some of table1, table2")
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        ("digits/resnet9", "the network must be one of resnet8, .*; found digits/resnet9"),
+        ("nope/resnet8", "the dataset must be one of digits, cifar10, .*; found nope/resnet8"),
+        ("digits", "must be DATASET/NETWORK, such as cifar10/vgg16; found digits"),
+    ],
+)
+def test_unknown_models_are_refused_at_once(capsys, tmp_path, model, message):
+    assert cli.main(["bench", "run", "table1", "--models", model, "--out", str(tmp_path)]) == 2
+    assert re.fullmatch(f"expunge: models: {message}\n", capsys.readouterr().err) and list(tmp_path.iterdir()) == []

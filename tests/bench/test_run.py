@@ -308,3 +308,29 @@ def test_a_broken_result_file_is_named(tmp_path):
     path.write_text("{}")
     with pytest.raises(InputError, match="abc.json must hold the result of a cell"):
         results.load(tmp_path)
+
+
+def test_a_damaged_network_is_no_result(done, tmp_path):
+    asked, here, lines = tasks("table1", ("finetune",)), place(tmp_path), []
+    here.models.mkdir()
+    for path in done[0].models.glob("*.safetensors"):
+        (here.models / path.name).write_bytes(path.read_bytes())
+    damaged = here.store.path(original(asked[0].cell))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:1000])
+    assert run(asked, here, say=lines.append) == len(asked)
+    assert all(line.startswith("BROKEN ") and "must be a whole safetensors file" in line and damaged.name in line for line in lines)
+    assert found_in(here) == {}
+    damaged.write_bytes(whole)
+    assert run(asked, here) == 0 and {result.error for result in found_in(here).values()} == {None}
+
+
+def test_a_damaged_state_of_a_training_is_no_result(tmp_path):
+    asked, here, lines = tasks("table1", ("finetune",)), place(tmp_path), []
+    here.models.mkdir()
+    state = here.models / f"{original(asked[0].cell).digest}.training.safetensors"
+    state.write_bytes(b"half a fi")
+    assert run(asked, here, say=lines.append) == len(asked)
+    assert sum(line.startswith("BROKEN ") and state.name in line for line in lines) == len(asked) and found_in(here) == {}
+    state.unlink()
+    assert run(asked, here) == 0 and len(found_in(here)) == len(asked)

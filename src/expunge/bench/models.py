@@ -20,7 +20,7 @@ from expunge.artifacts import load_tensors, write_json
 from expunge.bench.cells import LIMITS, Cell, digest_of
 from expunge.bench.construction import parts, recipe_of, scenario_of
 from expunge.bench.locks import held
-from expunge.errors import DivergedError, ExpungeError, InputError
+from expunge.errors import ExpungeError, InputError
 from expunge.tuning import Precision
 from expunge.vision.training import KIND, Job, load_network, train_networks
 
@@ -136,7 +136,7 @@ class Store:
                 out=self.folder,
             )
         except ExpungeError as error:
-            if isinstance(error, DivergedError) and len(specs) > 1:
+            if len(specs) > 1:
                 for spec in specs:  # one by one, so that it is known which: each goes on from its kept state
                     self._train([spec], failed)
             else:

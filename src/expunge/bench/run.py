@@ -23,9 +23,10 @@ import torch
 from expunge.artifacts import write_json
 from expunge.bench.cells import Cell, digest_of
 from expunge.bench.locks import held
-from expunge.bench.measuring import perform, reason, surroundings
+from expunge.bench.measuring import is_result, perform, reason, surroundings
 from expunge.bench.models import Spec, Store, original, retrained
 from expunge.bench.results import Result, path_of, read
+from expunge.errors import ExpungeError
 from expunge.modes import one_thread
 
 WAIT = 0.2  # seconds before looking again whether another runner is done
@@ -97,7 +98,7 @@ class _Runner:
     def __init__(self, tasks: Sequence[Task], place: Place, say: Callable[[str], None], wanted: Callable[[], bool]) -> None:
         self.place, self.store, self.say, self.wanted = place, place.store, say, wanted
         self.pending = [task for task in tasks if not self._noted(task)]
-        self.untrained: dict[str, str] = {}  # networks that cannot be trained, and why
+        self.untrained: dict[str, ExpungeError] = {}  # networks that cannot be trained, and why
         self.broken = 0
 
     def run(self) -> int:
@@ -127,7 +128,7 @@ class _Runner:
             return False
         started = time.perf_counter()
         trained, failed = self.store.train(missing)
-        self.untrained |= {digest: reason(error) for digest, error in failed.items()}
+        self.untrained |= failed
         if trained:
             self.say(f"trained {len(trained)} {trained[0].dataset} {trained[0].network}: {time.perf_counter() - started:.1f} s")
         return bool(trained or failed)
@@ -148,19 +149,21 @@ class _Runner:
                     progressed = True
         return progressed
 
-    def _do(self, task: Task, refused: str | None) -> None:
+    def _do(self, task: Task, refused: ExpungeError | None) -> None:
         started = time.perf_counter()
-        if refused is not None:
-            found = {"cell": task.cell.as_json(), "digest": task.cell.digest, "error": refused, "history": [], "seconds": 0.0}
-            found |= surroundings(self.place.device)
-        else:
-            try:
+        try:
+            if refused is None:
                 found = perform(task.cell, self.store)
-            except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
-                self.broken += 1
-                self.pending.remove(task)
-                self.say(f"BROKEN {task.cell.label}: {error!r}")
-                return
+            elif is_result(refused):
+                found = {"cell": task.cell.as_json(), "digest": task.cell.digest, "error": reason(refused), "history": [], "seconds": 0.0}
+                found |= surroundings(self.place.device)
+            else:
+                raise refused
+        except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
+            self.broken += 1
+            self.pending.remove(task)
+            self.say(f"BROKEN {task.cell.label}: {error if isinstance(error, ExpungeError) else repr(error)}")
+            return
         write_json(path_of(self.place.folder, task.cell.digest), found | {"experiments": list(task.experiments)})
         if found["error"] is not None:
             self.pending.remove(task)  # "no data" is not final, but it is for this run
