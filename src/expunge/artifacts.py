@@ -57,6 +57,8 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     """The tensors and metadata of a safetensors file that holds a `kind`, whole and as it was written."""
     from safetensors import SafetensorError, safe_open
 
+    if not Path(path).is_file():
+        raise InputError("path", "must be a safetensors file that is there", os.fspath(path))
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             metadata = dict(file.metadata() or {})

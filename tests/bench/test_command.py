@@ -61,6 +61,13 @@ def test_adopting_needs_a_name(out, capsys, tmp_path):
     assert "file: must be called DATASET-NETWORK-seedN.safetensors" in capsys.readouterr().err
 
 
+def test_a_network_that_is_not_there_is_not_adopted(capsys, tmp_path):
+    file = tmp_path / "digits-resnet8-seed1.safetensors"
+    assert cli.main(["bench", "adopt", str(file), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err == f"expunge: path: must be a safetensors file that is there; found {file}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_help_does_not_import_torch():
     program = "import sys; from expunge.cli import main; main(['bench', '--help'])"
     check = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "

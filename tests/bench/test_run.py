@@ -296,6 +296,15 @@ def test_a_network_from_elsewhere_is_adopted(done, tmp_path):
     run([task for task in tasks("table1") if task.cell.method["name"] == "finetune"], elsewhere, say=lines.append)
     assert len(lines) == 1 and not lines[0].startswith("trained")
     assert next(iter(found_in(elsewhere).values())).before == next(iter(found_in(here).values())).before
+    note = here.models / f"{spec.digest}.spec.json"
+    told = note.read_bytes()
+    assert held.adopt(file, spec) == held.path(spec) and note.read_bytes() == told and b"seconds" in told  # it is there already
+    other = elsewhere.models.parent / "other.safetensors"
+    other.write_bytes(held.path(original(cells[0])).read_bytes())
+    before = {path: path.read_bytes() for path in elsewhere.models.iterdir() if path.is_file()}
+    with pytest.raises(InputError, match="file: must not be another network than the one in the store, .*; found .*other.safetensors"):
+        elsewhere.store.adopt(other, spec)
+    assert {path: path.read_bytes() for path in elsewhere.models.iterdir() if path.is_file()} == before
     with pytest.raises(InputError, match="must hold a vgg16; found resnet8"):
         elsewhere.store.adopt(file, replace(original(cells[0]), network="vgg16"))
     with pytest.raises(InputError, match="must be called"):

@@ -143,11 +143,16 @@ def test_a_network_is_saved_and_loaded(tmp_path):
 def test_files_that_are_no_network_of_ours_are_refused(tmp_path):
     save_network(tmp_path / "unknown", build("resnet8", 10, 1, 0, CPU), "alexnet", 10, 1)
     save_tensors(tmp_path / "nameless", {"a": torch.zeros(1)}, {"kind": "model"})
+    save_tensors(tmp_path / "sizeless", {"a": torch.zeros(1)}, {"kind": "model", "network": "resnet8", "classes": "10"})
+    save_network(tmp_path / "smaller", build("resnet8", 5, 1, 0, CPU), "resnet8", 10, 1)
     save_tensors(tmp_path / "patch", {"a": torch.zeros(1)}, {"kind": "patch"})
     for name, rule in (
         ("unknown", "one of the networks .*found alexnet"),
         ("nameless", "a model of no name"),
         ("patch", "must hold 'model'"),
+        ("sizeless", "must tell the network's classes and channels .*sizeless"),
+        ("smaller", "must hold the weights of a resnet8 of its classes and channels; .*smaller"),
+        ("nothere", "must be a safetensors file that is there; found .*nothere"),
     ):
         with pytest.raises(InputError, match=rule):
             load_network(tmp_path / name)

@@ -193,5 +193,7 @@ def _adopt(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]
 
     store, cells = _place(options).store, [entry.cell for members in asked.values() for entry in members]
     for file in options.names:
-        print(f"{file} is {store.adopt(file, named(file, cells))}")
+        spec = named(file, cells)
+        there = " already" if store.holds(spec) else ""
+        print(f"{file} is{there} {store.adopt(file, spec)}")
     return 0

@@ -245,6 +245,13 @@ def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu
     tensors, metadata = load_tensors(path, KIND)
     if metadata.get("network") not in NETWORKS:
         raise InputError("path", f"must hold one of the networks {', '.join(NETWORKS)}", metadata.get("network", "a model of no name"))
-    model = build(metadata["network"], int(metadata["classes"]), int(metadata["channels"]), 0, torch.device(device))
-    model.load_state_dict(tensors)
+    try:
+        classes, channels = int(metadata["classes"]), int(metadata["channels"])
+    except (KeyError, ValueError) as error:
+        raise InputError("path", f"must tell the network's classes and channels ({error!r})", os.fspath(path)) from error
+    model = build(metadata["network"], classes, channels, 0, torch.device(device))
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise InputError("path", f"must hold the weights of a {metadata['network']} of its classes and channels", os.fspath(path)) from error
     return model.eval()
