@@ -1,5 +1,6 @@
 """The command line: quick help, one-line errors, and the demonstration from end to end."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -12,7 +13,7 @@ import pytest
 from safetensors import safe_open
 
 import expunge
-from expunge import cli, comparison, demo, demo_report, training_report
+from expunge import cli, comparison, comparison_report, demo, demo_report, training_report
 from expunge.metrics import Relearning
 from expunge.progress import track
 from expunge.tuning import Constant, Tuning
@@ -146,8 +147,44 @@ def test_a_comparison_that_is_stopped_tells_what_it_has_found(capsys, monkeypatc
     printed = capsys.readouterr()
     assert "random-mask" in printed.out and "finetune" not in printed.out and "stopped: what was done so far" in printed.out
     assert printed.err.endswith("expunge: stopped\n")
-    result = json.loads((tmp_path / "result.json").read_text())
+    assert not (tmp_path / "result.json").exists()  # where a whole one may be
+    result = json.loads((tmp_path / "stopped" / "result.json").read_text())
     assert not result["finished"] and [row["name"] for row in result["rows"]] == ["before", "random-mask", "retrain"]
+
+
+def test_a_comparison_that_nobody_reads_is_saved(monkeypatch, tmp_path, soon_given_up):
+    def nobody(*arguments, **others):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(comparison_report, "table", nobody)
+    with contextlib.suppress(BrokenPipeError):
+        cli.main([*COMPARED, "ssd", "--quiet", "--out", str(tmp_path)])
+    assert json.loads((tmp_path / "result.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize(
+    "command", [["demo"], ["compare"], ["train"], ["bench", "run", "table1"], ["bench", "adopt", "x"], ["data", "get", "mnist"]]
+)
+@pytest.mark.parametrize("out", ["", "file", "file/below", "closed/below"])
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(command, out, capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("closed"))  # root may write everywhere
+    option = "data" if command[0] == "data" else "out"
+    assert cli.main([*command, f"--{option}", str(tmp_path / out) if out else ""]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith(f"expunge: {option}: must be a folder") and told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", ["", ".", "file/page.html", "closed/page.html"])
+def test_a_page_that_cannot_be_written_is_told_before_the_work(out, capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("closed"))
+    assert cli.main(["report", "nothere", "-o", out]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("expunge: out: must be ") and told.err.count("\n") == 1
 
 
 def test_a_comparison_stopped_at_its_start_leaves_nothing(capsys, monkeypatch, tmp_path):

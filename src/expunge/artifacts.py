@@ -25,8 +25,13 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file atomically: it holds the whole content or, after a crash or a full disk, what it held before."""
-    target = Path(path)
+    """Write a file atomically: it holds the whole content or, after a crash or a full disk, what it held before.
+
+    A link stays, the file it leads to is written. A device, a pipe or a folder is refused: to replace it would destroy it.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise InputError("path", "must be a plain file, or a new one", os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")  # not mkstemp's, which only its owner may read
     try:
@@ -38,7 +43,28 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return target
+    return Path(path)
+
+
+def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
+    """Before the work: whether results can be written into this folder, which need not be there yet."""
+    if not os.fspath(path):
+        raise InputError(argument, "must be a folder's path", "an empty one")
+    nearest = Path(os.path.realpath(path))
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise InputError(argument, f"must be a folder, and {nearest} is none", os.fspath(path))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(argument, f"must be a folder that can be written, and {nearest} cannot", os.fspath(path))
+
+
+def check_file(argument: str, path: str | os.PathLike[str]) -> None:
+    """Before the work: whether this file can be written."""
+    target = Path(os.path.realpath(path))
+    if not os.fspath(path) or (target.exists() and not target.is_file()):
+        raise InputError(argument, "must be the path of a plain file, or of a new one", os.fspath(path) or "an empty one")
+    check_folder(argument, target.parent)
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> Path:
@@ -57,8 +83,8 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     """The tensors and metadata of a safetensors file that holds a `kind`, whole and as it was written."""
     from safetensors import SafetensorError, safe_open
 
-    if not Path(path).is_file():
-        raise InputError("path", "must be a safetensors file that is there", os.fspath(path))
+    with open(path, "rb"):  # safetensors' errors about a file that is not there, or is a folder, do not name it
+        pass
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             metadata = dict(file.metadata() or {})

@@ -185,25 +185,34 @@ def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
 
 def run_report(options: Report) -> None:
     from expunge import report
+    from expunge.artifacts import check_file
 
+    check_file("out", options.out)
     print(report.write(options.results, options.out))
 
 
 def run_data(options: Data) -> None:
+    from expunge.artifacts import check_folder
+    from expunge.vision.datasets import data_folder
     from expunge.vision.downloads import get
 
+    check_folder("data", data_folder() if options.folder is None else options.folder)
     for path in get(options.name, options.folder, progress=True):
         print(path)
 
 
 def run_bench_report(options: Bench) -> None:
     from expunge import report
+    from expunge.artifacts import check_file
 
-    print(report.write(f"{options.out}/{options.profile}", f"{options.out}/{options.profile}.html"))
+    page = f"{options.out}/{options.profile}.html"
+    check_file("out", page)
+    print(report.write(f"{options.out}/{options.profile}", page))
 
 
 def run_demo(options: Demo) -> None:
     from expunge import demo, demo_report
+    from expunge.artifacts import check_folder
     from expunge.metrics import accuracy
     from expunge.modes import one_thread
     from expunge.vision.digits import digits
@@ -213,6 +222,7 @@ def run_demo(options: Demo) -> None:
         if not options.quiet:
             print(line, file=sys.stderr, flush=True)
 
+    check_folder("out", options.out)
     data = digits(options.seed)
     test = category(data.test, options.label)
     rows = []
@@ -232,11 +242,13 @@ def run_demo(options: Demo) -> None:
 
 def run_compare(options: Compare) -> None:
     from expunge import comparison, comparison_report, demo
+    from expunge.artifacts import check_folder
     from expunge.modes import one_thread
     from expunge.progress import track
     from expunge.vision.digits import digits
 
     told = asdict(options)
+    check_folder("out", options.out)
     names = comparison.names(options.methods)
     parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain", "seed")
     scenario = comparison.scenario_of(digits(options.seed), options.scenario, **{part: told[part] for part in parts})
@@ -252,19 +264,22 @@ def run_compare(options: Compare) -> None:
         finished = True
     finally:  # a comparison that was stopped tells what it has found so far
         if found:
+            # Saved first: nobody may be reading what is printed.
+            folder = comparison_report.save(options.out, told, scenario, found, finished, options.models)
             print(comparison_report.table(found, terminal=sys.stdout.isatty()))
             print(comparison_report.notes(scenario, found))
-            folder = comparison_report.save(options.out, told, scenario, found, finished, options.models)
             print(f"Result and picture: {folder}/" + ("" if finished else " (stopped: what was done so far)"))
 
 
 def run_train(options: Train) -> None:
     from expunge import training_report
+    from expunge.artifacts import check_folder
     from expunge.errors import InputError
     from expunge.modes import device_named
     from expunge.vision import datasets, recipes
     from expunge.vision.training import plan, train_networks
 
+    check_folder("out", options.out)
     seeds = [options.seed] if options.seeds is None else _numbers("seeds", options.seeds)
     device = device_named(options.device)
     if options.compile and device.type != "cuda":

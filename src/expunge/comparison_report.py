@@ -102,8 +102,11 @@ def save(
     finished: bool,
     models: bool = False,
 ) -> Path:
-    """result.json and tradeoff.png in the folder `out`, and with `models` one safetensors file a network."""
-    folder, rows = Path(out), in_order(found)
+    """result.json and tradeoff.png in the folder `out`, and with `models` one safetensors file a network; the folder.
+
+    What was not `finished` goes to the folder stopped in it: it must not take the place of a whole result.
+    """
+    folder, rows = Path(out) if finished else Path(out) / "stopped", in_order(found)
     for row in rows if models else ():
         save_network(folder / f"{row.name}.safetensors", row.model, "resnet8", CLASSES, channels=1)
     result = {

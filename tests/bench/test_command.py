@@ -64,7 +64,7 @@ def test_adopting_needs_a_name(out, capsys, tmp_path):
 def test_a_network_that_is_not_there_is_not_adopted(capsys, tmp_path):
     file = tmp_path / "digits-resnet8-seed1.safetensors"
     assert cli.main(["bench", "adopt", str(file), "--out", str(tmp_path / "out")]) == 2
-    assert capsys.readouterr().err == f"expunge: path: must be a safetensors file that is there; found {file}\n"
+    assert capsys.readouterr().err == f"expunge: file: must be that of a network; found no file {file}\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -152,10 +152,13 @@ def test_files_that_are_no_network_of_ours_are_refused(tmp_path):
         ("patch", "must hold 'model'"),
         ("sizeless", "must tell the network's classes and channels .*sizeless"),
         ("smaller", "must hold the weights of a resnet8 of its classes and channels; .*smaller"),
-        ("nothere", "must be a safetensors file that is there; found .*nothere"),
     ):
         with pytest.raises(InputError, match=rule):
             load_network(tmp_path / name)
+    for name, kind in (("nothere", FileNotFoundError), ("", IsADirectoryError)):
+        with pytest.raises(kind) as raised:
+            load_network(tmp_path / name)
+        assert Path(raised.value.filename) == tmp_path / name
 
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -125,9 +125,13 @@ def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]
 
 
 def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
-    from expunge.artifacts import write_json
+    from expunge.artifacts import check_file, check_folder, write_json
     from expunge.bench.run import run
 
+    if options.cells is not None:
+        check_file("cells", options.cells)
+    if not options.dry_run:
+        check_folder("out", options.out)
     tasks, place = _tasks(asked), _place(options)
     if options.cells is not None:
         write_json(options.cells, [task.as_json() for task in tasks])
@@ -189,8 +193,10 @@ def _table(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]
 
 
 def _adopt(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
+    from expunge.artifacts import check_folder
     from expunge.bench.models import named
 
+    check_folder("out", options.out)
     store, cells = _place(options).store, [entry.cell for members in asked.values() for entry in members]
     for file in options.names:
         spec = named(file, cells)

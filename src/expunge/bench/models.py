@@ -151,6 +151,8 @@ class Store:
 
         One that is in the store already stays, with its note; another in its place is refused.
         """
+        if not Path(file).is_file():
+            raise InputError("file", "must be that of a network", f"no file {os.fspath(file)}")
         found = load_network(file)
         _, metadata = load_tensors(file, KIND)
         if metadata["network"] != spec.network:

@@ -253,5 +253,6 @@ def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise InputError("path", f"must hold the weights of a {metadata['network']} of its classes and channels", os.fspath(path)) from error
+        rule = f"must hold the weights of a {metadata['network']} of its classes and channels"
+        raise InputError("path", rule, os.fspath(path)) from error
     return model.eval()
