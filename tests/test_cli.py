@@ -1,6 +1,6 @@
 """The command line: quick help, one-line errors, and the demonstration from end to end."""
 
-import contextlib
+import errno
 import itertools
 import json
 import os
@@ -71,6 +71,61 @@ def test_ctrl_c_is_a_short_line_and_exit_code_130(capsys, monkeypatch):
     monkeypatch.setattr(cli, "run_demo", interrupted)
     assert cli.main(["demo"]) == 130
     assert capsys.readouterr().err == "expunge: stopped\n"
+
+
+@pytest.mark.parametrize(
+    "error, code, line",
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/some/file"), 1, "expunge: /some/file: No space left on device\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "expunge: No space left on device\n"),
+        (OSError("no number"), 1, "expunge: no number\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(error, code, line, capsys, monkeypatch):
+    def refused(options):
+        raise error
+
+    monkeypatch.setattr(cli, "run_demo", refused)
+    assert cli.main(["demo"]) == code
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "list", "table1"]])
+def test_a_reader_that_is_gone_is_no_error(arguments):
+    with subprocess.Popen([sys.executable, "-c", CALL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode in (0, 141)
+
+
+def test_a_terminal_without_our_characters_gets_question_marks(tmp_path):
+    program = "import sys; from expunge import cli; cli.run_demo = lambda options: print('λ × Δ'); sys.exit(cli.main(['demo']))"
+    asked = {"env": os.environ | {"PYTHONIOENCODING": "ascii"}, "capture_output": True, "text": True}
+    finished = subprocess.run([sys.executable, "-c", program], **asked)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "? ? ?\n", "")
+
+
+def test_ctrl_c_while_modules_are_imported_is_a_short_line(capsys, monkeypatch):
+    class Interrupting:
+        def find_spec(self, name, path=None, target=None):
+            if name == "expunge.demo":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "expunge.demo")
+    monkeypatch.delattr(expunge, "demo")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "expunge: stopped\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["demo", "--seed"], ["compare", "--seed"], ["train", "--seed"], ["train", "--seeds"], ["bench", "list", "--seeds"]]
+)
+def test_a_seed_that_is_too_large_is_refused(command, capsys, tmp_path):
+    assert cli.main([*command, "99999999999999999999", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"expunge: {command[-1][2:]}: must be in [-2^63, 2^63); found 99999999999999999999\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_errors_are_not_hidden(monkeypatch):
@@ -157,8 +212,7 @@ def test_a_comparison_that_nobody_reads_is_saved(monkeypatch, tmp_path, soon_giv
         raise BrokenPipeError
 
     monkeypatch.setattr(comparison_report, "table", nobody)
-    with contextlib.suppress(BrokenPipeError):
-        cli.main([*COMPARED, "ssd", "--quiet", "--out", str(tmp_path)])
+    assert cli.main([*COMPARED, "ssd", "--quiet", "--out", str(tmp_path)]) == 141
     assert json.loads((tmp_path / "result.json").read_text())["finished"]
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from expunge import __version__
 from expunge.bench.command import Bench, bench_command, run_bench
+from expunge.endings import ended
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,12 @@ def report_command(results: str, /, out: str = "report.html") -> Report:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 130 for Ctrl-C."""
+    """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 1 for what broke, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    return ended(lambda: _main(given))
+
+
+def _main(given: list[str]) -> int:
     if given == ["--version"]:
         print(f"expunge {__version__}")
         return 0
@@ -152,16 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Take data out of a trained network. `expunge --version` tells the version.",
         args=given,
     )
-    try:
-        return run(command) or 0
-    except KeyboardInterrupt:
-        print("expunge: stopped", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if not _is_ours(error):
-            raise
-        print(f"expunge: {error}", file=sys.stderr)
-        return 2
+    return run(command) or 0
 
 
 def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
@@ -214,7 +210,7 @@ def run_demo(options: Demo) -> None:
     from expunge import demo, demo_report
     from expunge.artifacts import check_folder
     from expunge.metrics import accuracy
-    from expunge.modes import one_thread
+    from expunge.modes import check_seeds, one_thread
     from expunge.vision.digits import digits
     from expunge.vision.scenarios import category
 
@@ -223,6 +219,7 @@ def run_demo(options: Demo) -> None:
             print(line, file=sys.stderr, flush=True)
 
     check_folder("out", options.out)
+    check_seeds("seed", options.seed)
     data = digits(options.seed)
     test = category(data.test, options.label)
     rows = []
@@ -243,12 +240,13 @@ def run_demo(options: Demo) -> None:
 def run_compare(options: Compare) -> None:
     from expunge import comparison, comparison_report, demo
     from expunge.artifacts import check_folder
-    from expunge.modes import one_thread
+    from expunge.modes import check_seeds, one_thread
     from expunge.progress import track
     from expunge.vision.digits import digits
 
     told = asdict(options)
     check_folder("out", options.out)
+    check_seeds("seed", options.seed)
     names = comparison.names(options.methods)
     parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain", "seed")
     scenario = comparison.scenario_of(digits(options.seed), options.scenario, **{part: told[part] for part in parts})
@@ -275,12 +273,13 @@ def run_train(options: Train) -> None:
     from expunge import training_report
     from expunge.artifacts import check_folder
     from expunge.errors import InputError
-    from expunge.modes import device_named
+    from expunge.modes import check_seeds, device_named
     from expunge.vision import datasets, recipes
     from expunge.vision.training import plan, train_networks
 
     check_folder("out", options.out)
     seeds = [options.seed] if options.seeds is None else _numbers("seeds", options.seeds)
+    check_seeds("seed" if options.seeds is None else "seeds", *seeds)
     device = device_named(options.device)
     if options.compile and device.type != "cuda":
         raise InputError("compile", "is for a GPU", device)
@@ -323,13 +322,6 @@ def _numbers(argument: str, given: str) -> list[int]:
         return list(dict.fromkeys(int(part) for part in given.split(",")))
     except ValueError as error:
         raise InputError(argument, "must be whole numbers with commas between them", given) from error
-
-
-def _is_ours(error: Exception) -> bool:
-    """Asked only once something has gone wrong: the errors module is light, but its package is looked up then, not for --help."""
-    from expunge.errors import ExpungeError
-
-    return isinstance(error, ExpungeError)
 
 
 if __name__ == "__main__":

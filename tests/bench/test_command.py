@@ -1,11 +1,15 @@
 """`expunge bench` from end to end, on a profile of seconds."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
+import torch
 
 from expunge import cli
 from expunge.bench import profiles
@@ -73,6 +77,27 @@ def test_help_does_not_import_torch():
     check = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
     finished = subprocess.run([sys.executable, "-c", check + program], capture_output=True, text=True)
     assert finished.returncode == 0 and "--dry-run" in finished.stdout and finished.stdout.endswith("False\n")
+
+
+@pytest.mark.parametrize("device", ["foo", "cuda"])
+def test_a_device_that_is_not_here_is_refused(capsys, tmp_path, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert cli.main(["bench", "list", "table1", "--device", device, "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"expunge: device: must be one that torch finds here, such as cpu or cuda; found {device}\n"
+
+
+def test_ctrl_c_stops_the_processes_without_a_traceback(tmp_path):
+    """The signal goes to the whole group, as from a terminal."""
+    command = [sys.executable, "-m", "expunge.cli", "bench", "run", "table1", "--jobs", "2", "--out", str(tmp_path)]
+    runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not list(tmp_path.rglob("*.training.safetensors")):
+        assert runner.poll() is None
+        time.sleep(0.01)
+    os.killpg(runner.pid, signal.SIGINT)
+    with runner.stderr:
+        written = runner.stderr.read()
+    assert runner.wait() == 130 and written.endswith("expunge: stopped\n") and "Traceback" not in written
 
 
 def test_mistakes_exit_with_two(capsys):

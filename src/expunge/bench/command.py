@@ -82,7 +82,9 @@ def run_bench(options: Bench) -> int:
     """The exit code: 1 where something broke."""
     from expunge.bench.experiments import chosen, entries
     from expunge.bench.profiles import profile_of
+    from expunge.modes import check_seeds
 
+    check_seeds("seeds", *options.seeds)
     profile = profile_of(options.profile, options.seeds, options.models)
     experiments = chosen(("all",) if options.do == "adopt" else options.names)
     asked = {experiment: entries(experiment, profile, options.only, options.methods) for experiment in experiments}
@@ -96,10 +98,11 @@ def run_bench(options: Bench) -> int:
 
 
 def _place(options: Bench) -> Place:
-    from expunge.bench.run import Place, chosen_device
+    from expunge.bench.run import Place
+    from expunge.modes import device_named
 
     out = Path(options.out)
-    return Place(out / options.profile, out / "models", options.data, chosen_device(options.device), compiled=options.compile)
+    return Place(out / options.profile, out / "models", options.data, device_named(options.device), compiled=options.compile)
 
 
 def _tasks(asked: dict[Experiment, list[Entry]]) -> list[Task]:

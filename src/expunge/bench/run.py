@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +29,9 @@ from expunge.bench.locks import held
 from expunge.bench.measuring import is_result, perform, reason, surroundings
 from expunge.bench.models import Spec, Store, original, retrained
 from expunge.bench.results import Result, path_of, read
+from expunge.endings import ended
 from expunge.errors import ExpungeError
-from expunge.modes import one_thread
+from expunge.modes import device_named, one_thread
 
 WAIT = 0.2  # seconds before looking again whether another runner is done
 
@@ -69,10 +73,6 @@ class Place:
     def done(self, cell: Cell) -> bool:
         found = self.result(cell)
         return found is not None and found.final
-
-
-def chosen_device(name: str | None) -> torch.device:
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
@@ -178,7 +178,8 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
     command += ["--worker-of", str(os.getpid()), "--device", str(place.device), "--together", str(place.together)]
     command += ["--compile"] if place.compiled else []
     command += [] if place.data is None else ["--data", place.data]
-    runners = [subprocess.Popen(command) for _ in range(jobs)]
+    with _uninterrupted():
+        runners = [subprocess.Popen(command) for _ in range(jobs)]
     try:
         codes = [runner.wait() for runner in runners]
     except BaseException:
@@ -186,6 +187,19 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
             runner.terminate()
         raise
     return sum(code != 0 for code in codes)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started here do not hear Ctrl-C, which would end each with a traceback: they are ended by the one that started them."""
+    if threading.current_thread() is not threading.main_thread():  # where signals cannot be set
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -202,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
     models = Path(told.models or Path(told.out) / "models")
-    place = Place(Path(told.out), models, told.data, chosen_device(told.device), told.together, told.compile)
+    place = Place(Path(told.out), models, told.data, device_named(told.device), told.together, told.compile)
     broken = run(
         tasks,
         place,
@@ -214,4 +228,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, "expunge.bench.run"))
