@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 import expunge
 from expunge import cli, comparison, comparison_report, demo, demo_report, training_report
+from expunge.bench.locks import held
 from expunge.metrics import Relearning
 from expunge.progress import track
 from expunge.tuning import Constant, Tuning
@@ -256,6 +257,11 @@ def test_a_comparison_stopped_at_its_start_leaves_nothing(capsys, monkeypatch, t
         (["--methods", "nonsense"], "methods: must be all, released, or some of fisher-mask, "),
         (["--scenario", "subset", "--label", "3"], "label: is for the scenario category; found subset"),
         (["--label", "12"], "label: must occur in the dataset; found 12"),
+        (["--methods"], "methods: must be all, released, or some of fisher-mask, "),
+        (["--tuning-epochs", "0"], "tuning_epochs: must be at least 1; found 0"),
+        (["--epochs", "0"], "epochs: must be at least 1; found 0"),
+        (["--remain-fraction", "2"], "remain_fraction: must be a share of the 1078 training samples, of which 971 remain; found 2.0"),
+        (["--remain-fraction", "0.95"], "remain_fraction: must be a share of the 1078 training samples, of which 971 remain; found 0.95"),
     ],
 )
 def test_mistakes_in_a_comparison_are_told_before_anything_is_trained(arguments, message, capsys, tmp_path):
@@ -317,10 +323,14 @@ def test_ctrl_c_says_how_a_training_goes_on(capsys, monkeypatch, tmp_path):
     "arguments, message",
     [
         (["--network", "nonsense"], "network: must be one of resnet8"),
-        (["--dataset", "nonsense"], "name: must be one of digits"),
+        (["--dataset", "nonsense"], "dataset: must be one of digits"),
         (["--seeds", "1,x"], "seeds: must be whole numbers with commas between them; found 1,x"),
-        (["--rate=-1"], "rate: must be positive; found -1.0"),
-        (["--without", "11"], "label: must occur in the dataset; found 11"),
+        (["--rate=-1"], "rate: must be positive, and finite; found -1.0"),
+        (["--rate", "inf"], "rate: must be positive, and finite; found inf"),
+        (["--weight-decay=-1"], "weight_decay: must be zero or positive, and finite; found -1.0"),
+        (["--weight-decay=nan"], "weight_decay: must be zero or positive, and finite; found nan"),
+        (["--batch-size", "0"], "batch_size: must be positive, and finite; found 0"),
+        (["--without", "11"], "without: must occur in the dataset; found 11"),
         (["--device", "nonsense"], "device: must be one that torch finds here"),
         (["--compile", "--device", "cpu"], "compile: is for a GPU; found cpu"),
     ],
@@ -328,6 +338,16 @@ def test_ctrl_c_says_how_a_training_goes_on(capsys, monkeypatch, tmp_path):
 def test_mistakes_in_a_training_are_told_before_it_begins(arguments, message, capsys, tmp_path):
     assert cli.main(["train", *arguments, "--quiet", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"expunge: {message}") and list(tmp_path.iterdir()) == []
+
+
+def test_two_trainings_of_one_name_do_not_run_at_once(capsys, tmp_path):
+    with held(tmp_path / "locks" / "digits-resnet8-seed0.lock"):
+        assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 2
+        rule = "out: must not be in use: another training of this name is running there"
+        assert capsys.readouterr().err == f"expunge: {rule}; found {tmp_path}/digits-resnet8-seed0\n"
+        assert not list(tmp_path.glob("*.*"))
+        assert cli.main([*TRAINED, "1", "--seed", "1", "--quiet", "--out", str(tmp_path)]) == 0
+    assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 0
 
 
 def test_a_recipe_is_told_in_one_line():

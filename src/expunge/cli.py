@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from expunge import __version__
 from expunge.bench.command import Bench, bench_command, run_bench
 from expunge.endings import ended
+from expunge.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,7 @@ def run_demo(options: Demo) -> None:
 
     check_folder("out", options.out)
     check_seeds("seed", options.seed)
+    _check_epochs(options)
     data = digits(options.seed)
     test = category(data.test, options.label)
     rows = []
@@ -247,6 +251,7 @@ def run_compare(options: Compare) -> None:
     told = asdict(options)
     check_folder("out", options.out)
     check_seeds("seed", options.seed)
+    _check_epochs(options)
     names = comparison.names(options.methods)
     parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain", "seed")
     scenario = comparison.scenario_of(digits(options.seed), options.scenario, **{part: told[part] for part in parts})
@@ -272,7 +277,7 @@ def run_compare(options: Compare) -> None:
 def run_train(options: Train) -> None:
     from expunge import training_report
     from expunge.artifacts import check_folder
-    from expunge.errors import InputError
+    from expunge.bench.locks import held
     from expunge.modes import check_seeds, device_named
     from expunge.vision import datasets, recipes
     from expunge.vision.training import plan, train_networks
@@ -285,14 +290,21 @@ def run_train(options: Train) -> None:
         raise InputError("compile", "is for a GPU", device)
     numbers = {name: getattr(options, name) for name in ("epochs", "rate", "batch_size", "weight_decay")}
     recipe = recipes.changed(recipes.recipe_for(options.dataset), **numbers, augment=options.augment or None)
-    images = datasets.load(options.dataset, options.data).to(device)
-    jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment)
+    with _called(name="dataset", label="without"):
+        images = datasets.load(options.dataset, options.data).to(device)
+        jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment)
     if not options.quiet:
         note = recipes.NOTES.get(options.dataset)
         told = training_report.told(recipe) + (f" ({note})" if note else "")
         print(f"{options.network} on {options.dataset}: {told}", file=sys.stderr, flush=True)
     try:
-        with training_report.shown(recipe.epochs, not options.quiet) as show:
+        with ExitStack() as stack:
+            for job in jobs:
+                if not stack.enter_context(held(Path(options.out) / "locks" / f"{job.name}.lock")):
+                    raise InputError(
+                        "out", "must not be in use: another training of this name is running there", f"{options.out}/{job.name}"
+                    )
+            show = stack.enter_context(training_report.shown(recipe.epochs, not options.quiet))
             trained = train_networks(
                 options.network,
                 images.classes,
@@ -315,9 +327,24 @@ def run_train(options: Train) -> None:
     print(f"Weights, curves and settings: {options.out}/")
 
 
-def _numbers(argument: str, given: str) -> list[int]:
-    from expunge.errors import InputError
+def _check_epochs(options: Demo | Compare) -> None:
+    for name in ("epochs", "tuning_epochs"):
+        if getattr(options, name) < 1:
+            raise InputError(name, "must be at least 1", getattr(options, name))
 
+
+@contextmanager
+def _called(**options: str) -> Iterator[None]:
+    """A mistake in an argument is told by the name of the option it came from."""
+    try:
+        yield
+    except InputError as error:
+        if error.argument not in options:
+            raise
+        raise InputError(options[error.argument], error.rule, error.found) from error
+
+
+def _numbers(argument: str, given: str) -> list[int]:
     try:
         return list(dict.fromkeys(int(part) for part in given.split(",")))
     except ValueError as error:

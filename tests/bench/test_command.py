@@ -100,6 +100,20 @@ def test_ctrl_c_stops_the_processes_without_a_traceback(tmp_path):
     assert runner.wait() == 130 and written.endswith("expunge: stopped\n") and "Traceback" not in written
 
 
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--only", "zzz"], "only: must be words of the line of a cell that is asked for; found zzz\n"),
+        (["--jobs", "0"], "jobs: must be at least 1; found 0\n"),
+        (["--jobs", "-2"], "jobs: must be at least 1; found -2\n"),
+        (["--methods"], "methods: must be all, paper, or some of fisher-mask"),
+    ],
+)
+def test_a_run_that_would_do_nothing_is_refused(arguments, message, capsys, tmp_path):
+    assert cli.main(["bench", "run", "table1", "--out", str(tmp_path), *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"expunge: {message}") and list(tmp_path.iterdir()) == []
+
+
 def test_mistakes_exit_with_two(capsys):
     assert cli.main(["bench", "run", "table9"]) == 2
     assert capsys.readouterr().err.startswith("expunge: experiments: must be all, or some of table1, table2")

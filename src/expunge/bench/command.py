@@ -82,12 +82,17 @@ def run_bench(options: Bench) -> int:
     """The exit code: 1 where something broke."""
     from expunge.bench.experiments import chosen, entries
     from expunge.bench.profiles import profile_of
+    from expunge.errors import InputError
     from expunge.modes import check_seeds
 
     check_seeds("seeds", *options.seeds)
     profile = profile_of(options.profile, options.seeds, options.models)
     experiments = chosen(("all",) if options.do == "adopt" else options.names)
     asked = {experiment: entries(experiment, profile, options.only, options.methods) for experiment in experiments}
+    if options.only and not any(asked.values()):
+        raise InputError("only", "must be words of the line of a cell that is asked for", " ".join(options.only))
+    if options.jobs is not None and options.jobs < 1:
+        raise InputError("jobs", "must be at least 1", options.jobs)
     does: dict[str, Callable[[Bench, Profile, dict[Experiment, list[Entry]]], int]] = {
         "list": _list,
         "run": _run,

@@ -88,11 +88,15 @@ class Augmented(Dataset[Any]):
 
 def build(network: str, classes: int, channels: int, seed: int, device: torch.device) -> nn.Module:
     """A network of the zoo with fresh weights by the seed; channels last on CUDA, where convolutions are faster that way."""
-    if network not in NETWORKS:
-        raise InputError("network", f"must be one of {', '.join(NETWORKS)}", network)
+    _check_network(network)
     with seeded(seed, torch.device("cpu")):
         model = NETWORKS[network](classes, channels).to(device)
     return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model  # type: ignore[call-overload]
+
+
+def _check_network(name: str) -> None:
+    if name not in NETWORKS:
+        raise InputError("network", f"must be one of {', '.join(NETWORKS)}", name)
 
 
 def plan(
@@ -102,6 +106,7 @@ def plan(
 
     `without` leaves a class out, and watches the others and the class ("remain" and "forget") instead of the whole test set.
     """
+    _check_network(network)
     # A crop may begin anywhere within an eighth of the image: 4 of CIFAR's 32 pixels.
     data: Dataset[Any] = Augmented(images.train, Augmentation(images.size[0] // 8)) if augment else images.train
     name = f"{Path(dataset).resolve().name or 'pictures'}-{network}"  # "." has no name of its own, "/" none at all
