@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,60 @@ def test_a_dry_run_tells_how_long_and_does_nothing(out, capsys, tmp_path):
     assert told(capsys, *asked) == written
     unknown = told(capsys, "run", "table3", "--methods", "finetune", "--dry-run", "--out", str(tmp_path / "new"))
     assert "? s" in unknown and "of which nothing alike has run yet" in unknown
+
+
+TAMPERED = [
+    {"hardware": None},
+    {"seconds": "a"},
+    {"seconds": None},
+    {"cell": []},
+    {"cell": {}},
+    {"best": {"epoch": 1}},
+    {"best": 3},
+    {"history": [{"epoch": "1", "remain": 1, "forget": 1, "unlearn_score": 1, "seconds": 1}]},
+    {"class_accuracies": {"after": [1, "b"]}},
+    {"predicted": [1]},
+    {"experiments": [3]},
+    {"error": 3},
+    {"digest": "0" * 20},
+    "[]",
+    "{",
+]
+
+
+@pytest.mark.parametrize("change", TAMPERED, ids=str)
+def test_a_result_that_was_tampered_with_is_named(out, change, capsys, tmp_path):
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    path = sorted(tmp_path.glob("smoke/cells/*.json"))[0]
+    path.write_text(change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | change))
+    same = ["table1", "--methods", "finetune", "--out", str(tmp_path), "--device", "cpu"]
+    for command in (
+        ["report", str(tmp_path / "smoke"), "-o", str(tmp_path / "page.html")],
+        *(["bench", do, *same] for do in ("list", "run", "table")),
+    ):
+        assert cli.main([*command, "--dry-run"] if "run" in command else command) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"expunge: results: {path} must hold the result of ") and told.count("\n") == 1
+
+
+def test_a_result_under_the_name_of_another_is_named(out, capsys, tmp_path):
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    first, second = sorted(tmp_path.glob("smoke/cells/*.json"))
+    first.write_bytes(second.read_bytes())
+    assert cli.main(["bench", "list", "table1", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"expunge: results: {first} must hold the result of the cell it is named by; found that of {second.stem}\n"
+    )
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"seconds": 1}', '{"seconds": "a", "device": "cpu", "spec": {}}'])
+def test_a_note_of_a_network_that_was_tampered_with_is_named(out, content, capsys, tmp_path):
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    note = sorted(tmp_path.glob("models/*.spec.json"))[0]
+    note.write_text(content)
+    assert cli.main(["bench", "run", "table3", "--dry-run", "--device", "cpu", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"expunge: models: {note} must tell how a network was trained") and told.count("\n") == 1
 
 
 def test_adopting_needs_a_name(out, capsys, tmp_path):

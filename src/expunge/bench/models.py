@@ -95,7 +95,7 @@ class Store:
         """How long the training took, where that is known."""
         try:
             return json.loads(self._note(spec).read_bytes())["seconds"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def train(self, specs: Iterable[Spec]) -> tuple[list[Spec], dict[str, ExpungeError]]:
