@@ -1,5 +1,6 @@
 """Files are written whole or not at all, and only where a plain file is or may be."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -36,3 +37,15 @@ def test_folders_that_can_be_made_are_fine(tmp_path):
     check_file("out", tmp_path / "deep" / "file")
     check_file("out", Path("file"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_is_told_of_the_file_and_nothing_is_lost(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_bytes(tmp_path / "file", b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        write_bytes(tmp_path / "file", b"new")
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "file"))
+    assert (tmp_path / "file").read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1

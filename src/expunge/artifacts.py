@@ -40,8 +40,10 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # which names the temporary file, or none
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
     return Path(path)
 

@@ -30,7 +30,7 @@ from expunge.bench.measuring import is_result, perform, reason, surroundings
 from expunge.bench.models import Spec, Store, original, retrained
 from expunge.bench.results import Result, path_of, read
 from expunge.endings import ended
-from expunge.errors import ExpungeError
+from expunge.errors import ExpungeError, InputError
 from expunge.modes import device_named, one_thread
 
 WAIT = 0.2  # seconds before looking again whether another runner is done
@@ -185,6 +185,8 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
     except BaseException:
         for runner in runners:
             runner.terminate()
+        for runner in runners:
+            runner.wait()
         raise
     return sum(code != 0 for code in codes)
 
@@ -214,7 +216,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="train networks through torch.compile")
     parser.add_argument("--worker-of", type=int, help="process after whose end this one stops, when the cell in hand is done")
     told = parser.parse_args(arguments)
-    tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
+    if told.jobs < 1:
+        raise InputError("jobs", "must be at least 1", told.jobs)
+    try:
+        tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError("cells", f"{told.cells} must be a list of cells, as `expunge bench run --cells` writes it ({error!r})") from error
     models = Path(told.models or Path(told.out) / "models")
     place = Place(Path(told.out), models, told.data, device_named(told.device), told.together, told.compile)
     broken = run(

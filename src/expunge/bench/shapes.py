@@ -24,13 +24,12 @@ def _is(value: Any, kind: Any, name: str) -> bool:
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:
         return True
-    if is_dataclass(kind):
-        if isinstance(value, kind):  # type: ignore[arg-type]
-            hints = _hints(kind)
-            for field in fields(kind):
-                check(getattr(value, field.name), hints[field.name], field.name)
-            return True
-        return False
+    if isinstance(kind, type) and is_dataclass(kind):
+        if not isinstance(value, kind):
+            return False
+        for field in fields(kind):
+            check(getattr(value, field.name), _hints(kind)[field.name], field.name)
+        return True
     if origin in (Union, types.UnionType):
         return any(_is(value, part, name) for part in parts)
     if origin is Literal:
