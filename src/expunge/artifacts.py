@@ -42,7 +42,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # which names the temporary file, or none
+        if isinstance(error, OSError) and error.errno is not None:  # which names the temporary file, or none
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
     return Path(path)
