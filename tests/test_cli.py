@@ -1,5 +1,6 @@
 """The command line: quick help, one-line errors, and the demonstration from end to end."""
 
+import errno
 import itertools
 import json
 import os
@@ -12,7 +13,8 @@ import pytest
 from safetensors import safe_open
 
 import expunge
-from expunge import cli, comparison, demo, demo_report, training_report
+from expunge import cli, comparison, comparison_report, demo, demo_report, training_report
+from expunge.bench.locks import held
 from expunge.metrics import Relearning
 from expunge.progress import track
 from expunge.tuning import Constant, Tuning
@@ -72,6 +74,61 @@ def test_ctrl_c_is_a_short_line_and_exit_code_130(capsys, monkeypatch):
     assert capsys.readouterr().err == "expunge: stopped\n"
 
 
+@pytest.mark.parametrize(
+    "error, code, line",
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/some/file"), 1, "expunge: /some/file: No space left on device\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "expunge: No space left on device\n"),
+        (OSError("no number"), 1, "expunge: no number\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(error, code, line, capsys, monkeypatch):
+    def refused(options):
+        raise error
+
+    monkeypatch.setattr(cli, "run_demo", refused)
+    assert cli.main(["demo"]) == code
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "list", "table1"]])
+def test_a_reader_that_is_gone_is_no_error(arguments):
+    with subprocess.Popen([sys.executable, "-c", CALL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode in (0, 141)
+
+
+def test_a_terminal_without_our_characters_gets_question_marks(tmp_path):
+    program = "import sys; from expunge import cli; cli.run_demo = lambda options: print('λ × Δ'); sys.exit(cli.main(['demo']))"
+    asked = {"env": os.environ | {"PYTHONIOENCODING": "ascii"}, "capture_output": True, "text": True}
+    finished = subprocess.run([sys.executable, "-c", program], **asked)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "? ? ?\n", "")
+
+
+def test_ctrl_c_while_modules_are_imported_is_a_short_line(capsys, monkeypatch):
+    class Interrupting:
+        def find_spec(self, name, path=None, target=None):
+            if name == "expunge.demo":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "expunge.demo")
+    monkeypatch.delattr(expunge, "demo")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "expunge: stopped\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["demo", "--seed"], ["compare", "--seed"], ["train", "--seed"], ["train", "--seeds"], ["bench", "list", "--seeds"]]
+)
+def test_a_seed_that_is_too_large_is_refused(command, capsys, tmp_path):
+    assert cli.main([*command, "99999999999999999999", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"expunge: {command[-1][2:]}: must be in [-2^63, 2^63); found 99999999999999999999\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_other_errors_are_not_hidden(monkeypatch):
     def broken(options):
         raise ZeroDivisionError
@@ -95,6 +152,7 @@ def test_the_demo_from_end_to_end(capsys, tmp_path):
         assert 0 <= row["final"]["unlearn_score"] <= 1 and row["seconds"] > 0
         with safe_open(out / row["model"], framework="pt") as file:
             assert "classifier.weight" in file.keys() and file.metadata()["kind"] == "model"
+        assert training.load_network(out / row["model"]).classifier.out_features == 10
     assert (out / "before.safetensors").exists()
     assert (out / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
 
@@ -120,7 +178,8 @@ def test_a_comparison_from_end_to_end(capsys, tmp_path, soon_given_up):
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["finished"] and [row["name"] for row in result["rows"]] == names
     assert result["settings"]["label"] == [3, 5] and result["rows"][1]["setting"].startswith("SSD(threshold=")
-    assert (tmp_path / "tradeoff.png").exists() and (tmp_path / "ssd.safetensors").exists()
+    assert (tmp_path / "tradeoff.png").exists()
+    assert training.load_network(tmp_path / "ssd.safetensors").classifier.out_features == 10
 
 
 def test_without_remain_data_methods_run_or_say_why_not(capsys, tmp_path, soon_given_up):
@@ -144,8 +203,43 @@ def test_a_comparison_that_is_stopped_tells_what_it_has_found(capsys, monkeypatc
     printed = capsys.readouterr()
     assert "random-mask" in printed.out and "finetune" not in printed.out and "stopped: what was done so far" in printed.out
     assert printed.err.endswith("expunge: stopped\n")
-    result = json.loads((tmp_path / "result.json").read_text())
+    assert not (tmp_path / "result.json").exists()  # where a whole one may be
+    result = json.loads((tmp_path / "stopped" / "result.json").read_text())
     assert not result["finished"] and [row["name"] for row in result["rows"]] == ["before", "random-mask", "retrain"]
+
+
+def test_a_comparison_that_nobody_reads_is_saved(monkeypatch, tmp_path, soon_given_up):
+    def nobody(*arguments, **others):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(comparison_report, "table", nobody)
+    assert cli.main([*COMPARED, "ssd", "--quiet", "--out", str(tmp_path)]) == 141
+    assert json.loads((tmp_path / "result.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize(
+    "command", [["demo"], ["compare"], ["train"], ["bench", "run", "table1"], ["bench", "adopt", "x"], ["data", "get", "mnist"]]
+)
+@pytest.mark.parametrize("out", ["", "file", "file/below", "closed/below"])
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(command, out, capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("closed"))  # root may write everywhere
+    option = "data" if command[0] == "data" else "out"
+    assert cli.main([*command, f"--{option}", str(tmp_path / out) if out else ""]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith(f"expunge: {option}: must be a folder") and told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", ["", ".", "file/page.html", "closed/page.html"])
+def test_a_page_that_cannot_be_written_is_told_before_the_work(out, capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("closed"))
+    assert cli.main(["report", "nothere", "-o", out]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("expunge: out: must be ") and told.err.count("\n") == 1
 
 
 def test_a_comparison_stopped_at_its_start_leaves_nothing(capsys, monkeypatch, tmp_path):
@@ -163,6 +257,11 @@ def test_a_comparison_stopped_at_its_start_leaves_nothing(capsys, monkeypatch, t
         (["--methods", "nonsense"], "methods: must be all, released, or some of fisher-mask, "),
         (["--scenario", "subset", "--label", "3"], "label: is for the scenario category; found subset"),
         (["--label", "12"], "label: must occur in the dataset; found 12"),
+        (["--methods"], "methods: must be all, released, or some of fisher-mask, "),
+        (["--tuning-epochs", "0"], "tuning_epochs: must be at least 1; found 0"),
+        (["--epochs", "0"], "epochs: must be at least 1; found 0"),
+        (["--remain-fraction", "2"], "remain_fraction: must be a share of the 1078 training samples, of which 971 remain; found 2.0"),
+        (["--remain-fraction", "0.95"], "remain_fraction: must be a share of the 1078 training samples, of which 971 remain; found 0.95"),
     ],
 )
 def test_mistakes_in_a_comparison_are_told_before_anything_is_trained(arguments, message, capsys, tmp_path):
@@ -224,10 +323,14 @@ def test_ctrl_c_says_how_a_training_goes_on(capsys, monkeypatch, tmp_path):
     "arguments, message",
     [
         (["--network", "nonsense"], "network: must be one of resnet8"),
-        (["--dataset", "nonsense"], "name: must be one of digits"),
+        (["--dataset", "nonsense"], "dataset: must be one of digits"),
         (["--seeds", "1,x"], "seeds: must be whole numbers with commas between them; found 1,x"),
-        (["--rate=-1"], "rate: must be positive; found -1.0"),
-        (["--without", "11"], "label: must occur in the dataset; found 11"),
+        (["--rate=-1"], "rate: must be positive, and finite; found -1.0"),
+        (["--rate", "inf"], "rate: must be positive, and finite; found inf"),
+        (["--weight-decay=-1"], "weight_decay: must be zero or positive, and finite; found -1.0"),
+        (["--weight-decay=nan"], "weight_decay: must be zero or positive, and finite; found nan"),
+        (["--batch-size", "0"], "batch_size: must be positive, and finite; found 0"),
+        (["--without", "11"], "without: must occur in the dataset; found 11"),
         (["--device", "nonsense"], "device: must be one that torch finds here"),
         (["--compile", "--device", "cpu"], "compile: is for a GPU; found cpu"),
     ],
@@ -235,6 +338,16 @@ def test_ctrl_c_says_how_a_training_goes_on(capsys, monkeypatch, tmp_path):
 def test_mistakes_in_a_training_are_told_before_it_begins(arguments, message, capsys, tmp_path):
     assert cli.main(["train", *arguments, "--quiet", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"expunge: {message}") and list(tmp_path.iterdir()) == []
+
+
+def test_two_trainings_of_one_name_do_not_run_at_once(capsys, tmp_path):
+    with held(tmp_path / "locks" / "digits-resnet8-seed0.lock"):
+        assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 2
+        rule = "out: must not be in use: another training of this name is running there"
+        assert capsys.readouterr().err == f"expunge: {rule}; found {tmp_path}/digits-resnet8-seed0\n"
+        assert not list(tmp_path.glob("*.*"))
+        assert cli.main([*TRAINED, "1", "--seed", "1", "--quiet", "--out", str(tmp_path)]) == 0
+    assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 0
 
 
 def test_a_recipe_is_told_in_one_line():

@@ -25,8 +25,13 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write a file atomically: it holds the whole content or, after a crash or a full disk, what it held before."""
-    target = Path(path)
+    """Write a file atomically: it holds the whole content or, after a crash or a full disk, what it held before.
+
+    A link stays, the file it leads to is written. A device, a pipe or a folder is refused: to replace it would destroy it.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise InputError("path", "must be a plain file, or a new one", os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")  # not mkstemp's, which only its owner may read
     try:
@@ -35,10 +40,33 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None:  # which names the temporary file, or none
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
-    return target
+    return Path(path)
+
+
+def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
+    """Before the work: whether results can be written into this folder, which need not be there yet."""
+    if not os.fspath(path):
+        raise InputError(argument, "must be a folder's path", "an empty one")
+    nearest = Path(os.path.realpath(path))
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise InputError(argument, f"must be a folder, and {nearest} is none", os.fspath(path))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(argument, f"must be a folder that can be written, and {nearest} cannot", os.fspath(path))
+
+
+def check_file(argument: str, path: str | os.PathLike[str]) -> None:
+    """Before the work: whether this file can be written."""
+    target = Path(os.path.realpath(path))
+    if not os.fspath(path) or (target.exists() and not target.is_file()):
+        raise InputError(argument, "must be the path of a plain file, or of a new one", os.fspath(path) or "an empty one")
+    check_folder(argument, target.parent)
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> Path:
@@ -50,7 +78,7 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
     from safetensors.torch import save
 
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return write_bytes(path, save(held, metadata=dict(metadata) | {"content": _content_digest(held, metadata)}))
+    return write_bytes(path, save(held, metadata=dict(metadata) | {"content": content_digest(held, metadata)}))
 
 
 def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -59,6 +87,8 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
 
     if Path(path).exists() and not Path(path).is_file():
         raise InputError("path", "must be a safetensors file", f"{os.fspath(path)}, a folder or device")
+    with open(path, "rb"):  # safetensors' error about a file that is not there does not name it
+        pass
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             metadata = dict(file.metadata() or {})
@@ -67,12 +97,13 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
         raise InputError("path", f"must be a whole safetensors file ({error})", os.fspath(path)) from error
     if metadata.get("kind") != kind:
         raise InputError("path", f"must hold {kind!r}", metadata.get("kind", "no kind"))
-    if metadata.pop("content", None) != _content_digest(tensors, metadata):
+    if metadata.pop("content", None) != content_digest(tensors, metadata):
         raise InputError("path", f"must hold {kind!r} as it was saved; its content was changed", os.fspath(path))
     return tensors, metadata
 
 
-def _content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """SHA-256 over the metadata and the names, types, shapes and bytes of the tensors."""
     digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
     for name in sorted(tensors):
         _update(digest, name, tensors[name])

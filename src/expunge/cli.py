@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from expunge import __version__
 from expunge.bench.command import Bench, bench_command, run_bench
+from expunge.endings import ended
+from expunge.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,12 @@ def report_command(results: str, /, out: str = "report.html") -> Report:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 130 for Ctrl-C."""
+    """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 1 for what broke, 130 for Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    return ended(lambda: _main(given))
+
+
+def _main(given: list[str]) -> int:
     if given == ["--version"]:
         print(f"expunge {__version__}")
         return 0
@@ -153,16 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Take data out of a trained network. `expunge --version` tells the version.",
         args=given,
     )
-    try:
-        return run(command) or 0
-    except KeyboardInterrupt:
-        print("expunge: stopped", file=sys.stderr)
-        return 130
-    except Exception as error:
-        if not _is_ours(error):
-            raise
-        print(f"expunge: {error}", file=sys.stderr)
-        return 2
+    return run(command) or 0
 
 
 def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
@@ -186,27 +185,36 @@ def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
 
 def run_report(options: Report) -> None:
     from expunge import report
+    from expunge.artifacts import check_file
 
+    check_file("out", options.out)
     print(report.write(options.results, options.out))
 
 
 def run_data(options: Data) -> None:
+    from expunge.artifacts import check_folder
+    from expunge.vision.datasets import data_folder
     from expunge.vision.downloads import get
 
+    check_folder("data", data_folder() if options.folder is None else options.folder)
     for path in get(options.name, options.folder, progress=True):
         print(path)
 
 
 def run_bench_report(options: Bench) -> None:
     from expunge import report
+    from expunge.artifacts import check_file
 
-    print(report.write(f"{options.out}/{options.profile}", f"{options.out}/{options.profile}.html"))
+    page = f"{options.out}/{options.profile}.html"
+    check_file("out", page)
+    print(report.write(f"{options.out}/{options.profile}", page))
 
 
 def run_demo(options: Demo) -> None:
     from expunge import demo, demo_report
+    from expunge.artifacts import check_folder
     from expunge.metrics import accuracy
-    from expunge.modes import one_thread
+    from expunge.modes import check_seeds, one_thread
     from expunge.vision.digits import digits
     from expunge.vision.scenarios import category
 
@@ -214,6 +222,9 @@ def run_demo(options: Demo) -> None:
         if not options.quiet:
             print(line, file=sys.stderr, flush=True)
 
+    check_folder("out", options.out)
+    check_seeds("seed", options.seed)
+    _check_epochs(options)
     data = digits(options.seed)
     test = category(data.test, options.label)
     rows = []
@@ -233,11 +244,15 @@ def run_demo(options: Demo) -> None:
 
 def run_compare(options: Compare) -> None:
     from expunge import comparison, comparison_report, demo
-    from expunge.modes import one_thread
+    from expunge.artifacts import check_folder
+    from expunge.modes import check_seeds, one_thread
     from expunge.progress import track
     from expunge.vision.digits import digits
 
     told = asdict(options)
+    check_folder("out", options.out)
+    check_seeds("seed", options.seed)
+    _check_epochs(options)
     names = comparison.names(options.methods)
     parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain", "seed")
     scenario = comparison.scenario_of(digits(options.seed), options.scenario, **{part: told[part] for part in parts})
@@ -253,33 +268,44 @@ def run_compare(options: Compare) -> None:
         finished = True
     finally:  # a comparison that was stopped tells what it has found so far
         if found:
+            # Saved first: nobody may be reading what is printed.
+            folder = comparison_report.save(options.out, told, scenario, found, finished, options.models)
             print(comparison_report.table(found, terminal=sys.stdout.isatty()))
             print(comparison_report.notes(scenario, found))
-            folder = comparison_report.save(options.out, told, scenario, found, finished, options.models)
             print(f"Result and picture: {folder}/" + ("" if finished else " (stopped: what was done so far)"))
 
 
 def run_train(options: Train) -> None:
     from expunge import training_report
-    from expunge.errors import InputError
-    from expunge.modes import device_named
+    from expunge.artifacts import check_folder
+    from expunge.bench.locks import held
+    from expunge.modes import check_seeds, device_named
     from expunge.vision import datasets, recipes
     from expunge.vision.training import plan, train_networks
 
+    check_folder("out", options.out)
     seeds = [options.seed] if options.seeds is None else _numbers("seeds", options.seeds)
+    check_seeds("seed" if options.seeds is None else "seeds", *seeds)
     device = device_named(options.device)
     if options.compile and device.type != "cuda":
         raise InputError("compile", "is for a GPU", device)
     numbers = {name: getattr(options, name) for name in ("epochs", "rate", "batch_size", "weight_decay")}
     recipe = recipes.changed(recipes.recipe_for(options.dataset), **numbers, augment=options.augment or None)
-    images = datasets.load(options.dataset, options.data).to(device)
-    jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment)
+    with _called(name="dataset", label="without"):
+        images = datasets.load(options.dataset, options.data).to(device)
+        jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment)
     if not options.quiet:
         note = recipes.NOTES.get(options.dataset)
         told = training_report.told(recipe) + (f" ({note})" if note else "")
         print(f"{options.network} on {options.dataset}: {told}", file=sys.stderr, flush=True)
     try:
-        with training_report.shown(recipe.epochs, not options.quiet) as show:
+        with ExitStack() as stack:
+            for job in jobs:
+                if not stack.enter_context(held(Path(options.out) / "locks" / f"{job.name}.lock")):
+                    raise InputError(
+                        "out", "must not be in use: another training of this name is running there", f"{options.out}/{job.name}"
+                    )
+            show = stack.enter_context(training_report.shown(recipe.epochs, not options.quiet))
             trained = train_networks(
                 options.network,
                 images.classes,
@@ -302,20 +328,28 @@ def run_train(options: Train) -> None:
     print(f"Weights, curves and settings: {options.out}/")
 
 
-def _numbers(argument: str, given: str) -> list[int]:
-    from expunge.errors import InputError
+def _check_epochs(options: Demo | Compare) -> None:
+    for name in ("epochs", "tuning_epochs"):
+        if getattr(options, name) < 1:
+            raise InputError(name, "must be at least 1", getattr(options, name))
 
+
+@contextmanager
+def _called(**options: str) -> Iterator[None]:
+    """A mistake in an argument is told by the name of the option it came from."""
+    try:
+        yield
+    except InputError as error:
+        if error.argument not in options:
+            raise
+        raise InputError(options[error.argument], error.rule, error.found) from error
+
+
+def _numbers(argument: str, given: str) -> list[int]:
     try:
         return list(dict.fromkeys(int(part) for part in given.split(",")))
     except ValueError as error:
         raise InputError(argument, "must be whole numbers with commas between them", given) from error
-
-
-def _is_ours(error: Exception) -> bool:
-    """Asked only once something has gone wrong: the errors module is light, but its package is looked up then, not for --help."""
-    from expunge.errors import ExpungeError
-
-    return isinstance(error, ExpungeError)
 
 
 if __name__ == "__main__":

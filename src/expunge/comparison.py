@@ -22,6 +22,7 @@ from expunge.patches import Patch
 from expunge.tuning import Constant, Tuning
 from expunge.unlearning import Outcome, unlearn
 from expunge.vision.digits import Digits
+from expunge.vision.rows import length
 from expunge.vision.scenarios import Scenario, category, limited, mislabelled, poisoned, subset
 
 REFERENCE = "retrain"
@@ -72,6 +73,8 @@ def names(asked: Sequence[str]) -> tuple[str, ...]:
     every = {name: None for key in METHODS for name in ((key, CHOSEN) if key == "fisher-mask" else (key,))}
     released = {f"{key}{RELEASED}": None for key, kind in METHODS.items() if hasattr(kind, "as_released")}
     groups = {"all": every, "released": released}
+    if not asked:
+        raise InputError("methods", f"must be all, released, or some of {', '.join([*every, *released])}", "none")
     found: dict[str, None] = {}
     for name in asked:
         if name not in groups and name not in every and name not in released:
@@ -112,7 +115,13 @@ def scenario_of(
         raise InputError("scenario", "must be category, poisoned, mislabelled or subset", kind)
     if not remain:
         return limited(found, count=0)
-    return found if remain_fraction is None else limited(found, fraction=remain_fraction, seed=seed)
+    if remain_fraction is None:
+        return found
+    try:
+        return limited(found, fraction=remain_fraction, seed=seed)
+    except InputError as error:
+        rule = f"must be a share of the {length(data.train)} training samples, of which {length(found.retrain)} remain"
+        raise InputError("remain_fraction", rule, remain_fraction) from error
 
 
 def settings(name: str, scenario: Scenario, tuning_epochs: int, seed: int = 0) -> dict[str, Any]:

@@ -14,7 +14,9 @@ import torch
 from expunge import __version__, artifacts
 from expunge.comparison import CHOSEN, REFERENCE, RELEARNING, Refused, Row
 from expunge.demo import Accuracies
+from expunge.vision.digits import CLASSES
 from expunge.vision.scenarios import Scenario
+from expunge.vision.training import save_network
 
 EXPLAINED = (
     "Percent on the test part. masked: what the method sets at once, before any training. trained: the epoch chosen on validation data",
@@ -100,11 +102,13 @@ def save(
     finished: bool,
     models: bool = False,
 ) -> Path:
-    """result.json and tradeoff.png in the folder `out`, and with `models` one safetensors file a network."""
-    folder, rows = Path(out), in_order(found)
+    """result.json and tradeoff.png in the folder `out`, and with `models` one safetensors file a network; the folder.
+
+    What was not `finished` goes to the folder stopped in it: it must not take the place of a whole result.
+    """
+    folder, rows = Path(out) if finished else Path(out) / "stopped", in_order(found)
     for row in rows if models else ():
-        metadata = {"kind": "model", "network": "resnet8", "digest": artifacts.weights_digest(row.model)}
-        artifacts.save_tensors(folder / f"{row.name}.safetensors", row.model.state_dict(), metadata)
+        save_network(folder / f"{row.name}.safetensors", row.model, "resnet8", CLASSES, channels=1)
     result = {
         "settings": settings,
         "finished": finished,

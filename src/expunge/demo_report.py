@@ -14,6 +14,8 @@ from torch import nn
 
 from expunge import __version__, artifacts
 from expunge.demo import REFERENCE, TEXT, Accuracies, Row
+from expunge.vision.digits import CLASSES
+from expunge.vision.training import save_network
 
 FORGOTTEN = 0.01  # a forget accuracy up to this counts as forgotten
 HEADINGS = f"{'remain':>6} {'forget':>7} {'score':>7}"
@@ -55,8 +57,7 @@ def save(out: str | os.PathLike[str], settings: dict[str, Any], before: Accuraci
     """result.json, tradeoff.png and one safetensors file a model, in the folder `out`."""
     folder = Path(out)
     for name, each in [("before", model), *((row.name, row.model) for row in rows)]:
-        metadata = {"kind": "model", "network": "resnet8", "digest": artifacts.weights_digest(each)}
-        artifacts.save_tensors(folder / f"{_file_name(name)}.safetensors", each.state_dict(), metadata)
+        save_network(folder / f"{_file_name(name)}.safetensors", each, "resnet8", CLASSES, channels=1)
     result = {
         "settings": settings,
         "versions": {"expunge": __version__, "torch": torch.__version__},

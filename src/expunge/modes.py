@@ -47,6 +47,13 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             numpy.random.set_state(numpy_state)
 
 
+def check_seeds(argument: str, *seeds: int) -> None:
+    """Whether torch takes them, and all that follow in a training's epochs."""
+    for seed in seeds:
+        if not -(2**63) <= seed < 2**63:
+            raise InputError(argument, "must be in [-2^63, 2^63)", seed)
+
+
 class Generators(NamedTuple):
     """The states of the CPU's random number generators: torch's, Python's and numpy's."""
 

@@ -296,6 +296,15 @@ def test_a_network_from_elsewhere_is_adopted(done, tmp_path):
     run([task for task in tasks("table1") if task.cell.method["name"] == "finetune"], elsewhere, say=lines.append)
     assert len(lines) == 1 and not lines[0].startswith("trained")
     assert next(iter(found_in(elsewhere).values())).before == next(iter(found_in(here).values())).before
+    note = here.models / f"{spec.digest}.spec.json"
+    told = note.read_bytes()
+    assert held.adopt(file, spec) == held.path(spec) and note.read_bytes() == told and b"seconds" in told  # it is there already
+    other = elsewhere.models.parent / "other.safetensors"
+    other.write_bytes(held.path(original(cells[0])).read_bytes())
+    before = {path: path.read_bytes() for path in elsewhere.models.iterdir() if path.is_file()}
+    with pytest.raises(InputError, match="file: must not be another network than the one in the store, .*; found .*other.safetensors"):
+        elsewhere.store.adopt(other, spec)
+    assert {path: path.read_bytes() for path in elsewhere.models.iterdir() if path.is_file()} == before
     with pytest.raises(InputError, match="must hold a vgg16; found resnet8"):
         elsewhere.store.adopt(file, replace(original(cells[0]), network="vgg16"))
     with pytest.raises(InputError, match="must be called"):
@@ -308,3 +317,41 @@ def test_a_broken_result_file_is_named(tmp_path):
     path.write_text("{}")
     with pytest.raises(InputError, match="abc.json must hold the result of a cell"):
         results.load(tmp_path)
+
+
+def test_a_damaged_network_is_no_result(done, tmp_path):
+    asked, here, lines = tasks("table1", ("finetune",)), place(tmp_path), []
+    here.models.mkdir()
+    for path in done[0].models.glob("*.safetensors"):
+        (here.models / path.name).write_bytes(path.read_bytes())
+    damaged = here.store.path(original(asked[0].cell))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:1000])
+    assert run(asked, here, say=lines.append) == len(asked)
+    assert all(line.startswith("BROKEN ") and "must be a whole safetensors file" in line and damaged.name in line for line in lines)
+    assert found_in(here) == {}
+    damaged.write_bytes(whole)
+    assert run(asked, here) == 0 and {result.error for result in found_in(here).values()} == {None}
+
+
+def test_a_damaged_state_of_a_training_is_no_result(tmp_path):
+    asked, here, lines = tasks("table1", ("finetune",)), place(tmp_path), []
+    here.models.mkdir()
+    state = here.models / f"{original(asked[0].cell).digest}.training.safetensors"
+    state.write_bytes(b"half a fi")
+    assert run(asked, here, say=lines.append) == len(asked)
+    assert sum(line.startswith("BROKEN ") and state.name in line for line in lines) == len(asked) and found_in(here) == {}
+    state.unlink()
+    assert run(asked, here) == 0 and len(found_in(here)) == len(asked)
+
+
+@pytest.mark.parametrize("content", ["{", "[3]", '[{"cell": {}}]', '[{"cell": 3}]'])
+def test_a_broken_list_of_cells_is_named(tmp_path, content):
+    (tmp_path / "cells.json").write_text(content)
+    with pytest.raises(InputError, match="cells: .*cells.json must be a list of cells"):
+        main([str(tmp_path / "cells.json"), "--out", str(tmp_path)])
+
+
+def test_no_process_at_all_is_refused(tmp_path):
+    with pytest.raises(InputError, match="jobs: must be at least 1; found 0"):
+        main([str(write_cells(tmp_path / "cells.json", [])), "--jobs", "0"])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expunge.bench.cells import digest_of
+from expunge.bench.cells import Cell
 
 METHODS = ("retrain", "finetune", "fisher-mask", "random-mask", "mine<b>&co")
 
@@ -30,7 +30,7 @@ def result(
         "scenario": {"kind": "category", "label": 0},
         "method": {"name": method, "reading": "text", **({"ratio": 0.02} if "mask" in method else {})},
         "seed": seed,
-        "recipe": {"epochs": 160, "rate": 0.1},
+        "recipe": {"epochs": 160, "rate": 0.1, "made_for": "".join(experiments)},  # a cell of its own for each
         "tuning": {"schedule": "replayed", "epochs": 5},
         "validation": 0.0,
         "precision": "float32",
@@ -39,7 +39,7 @@ def result(
     cell |= {name.removeprefix("cell_"): value for name, value in changes.items() if name.startswith("cell_")}
     told = {
         "cell": cell,
-        "digest": digest_of([cell, experiments]),
+        "digest": Cell.from_json(cell).digest,
         "experiments": list(experiments),
         "seconds": 12.5,
         "work_seconds": 3.25,

@@ -143,14 +143,22 @@ def test_a_network_is_saved_and_loaded(tmp_path):
 def test_files_that_are_no_network_of_ours_are_refused(tmp_path):
     save_network(tmp_path / "unknown", build("resnet8", 10, 1, 0, CPU), "alexnet", 10, 1)
     save_tensors(tmp_path / "nameless", {"a": torch.zeros(1)}, {"kind": "model"})
+    save_tensors(tmp_path / "sizeless", {"a": torch.zeros(1)}, {"kind": "model", "network": "resnet8", "classes": "10"})
+    save_network(tmp_path / "smaller", build("resnet8", 5, 1, 0, CPU), "resnet8", 10, 1)
     save_tensors(tmp_path / "patch", {"a": torch.zeros(1)}, {"kind": "patch"})
     for name, rule in (
         ("unknown", "one of the networks .*found alexnet"),
         ("nameless", "a model of no name"),
         ("patch", "must hold 'model'"),
+        ("sizeless", "must tell the network's classes and channels .*sizeless"),
+        ("smaller", "must hold the weights of a resnet8 of its classes and channels; .*smaller"),
     ):
         with pytest.raises(InputError, match=rule):
             load_network(tmp_path / name)
+    for name, kind in (("nothere", FileNotFoundError), ("", IsADirectoryError)):
+        with pytest.raises(kind) as raised:
+            load_network(tmp_path / name)
+        assert Path(raised.value.filename) == tmp_path / name
 
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -160,3 +168,36 @@ RESULTS = Path(__file__).parents[2] / "results"
 def test_the_published_networks_are_the_ones_measured(name):
     told = json.loads((RESULTS / "cifar10-resnet20.json").read_text())["networks"][name]
     assert weights_digest(load_network(RESULTS / "models" / f"{name}.safetensors")) == told["digest"]
+
+
+def test_a_training_does_not_go_on_with_other_data_of_the_same_name(images, tmp_path):
+    jobs, _ = plan("a/pics", "resnet8", images, [1])
+    trained(images, jobs, out=tmp_path, about={"dataset": "a/pics"})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    pixels = images.train.pixels.clone()
+    pixels[7, 0, 3, 3] += 1
+    other = replace(images, train=datasets.Images(pixels, images.train.labels, images.train.mean, images.train.std))
+    jobs, _ = plan("b/pics", "resnet8", other, [1])
+    with pytest.raises(MismatchError, match=r"pics-resnet8-seed1.json is of a training on other data, a/pics; keep this one in another"):
+        trained(other, jobs, out=tmp_path, about={"dataset": "b/pics"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_folder_without_a_name_gets_one(images, tmp_path, monkeypatch):
+    (tmp_path / "pics").mkdir()
+    monkeypatch.chdir(tmp_path / "pics")
+    assert [plan(name, "resnet8", images, [1])[0][0].name for name in (".", "/")] == ["pics-resnet8-seed1", "pictures-resnet8-seed1"]
+
+
+@pytest.mark.parametrize(
+    "content", ['{"curve": [[1, {"te', "[]", "{}", '{"curve": 3}', '{"curve": [[1, 2, 3]]}', '{"curve": [[1, {"test": "a"}, 1]]}']
+)
+def test_a_damaged_curve_is_refused_and_nothing_lost(images, tmp_path, content):
+    jobs = [Job("one", images.train, 1)]
+    first = trained(images, jobs, out=tmp_path)[0]
+    (tmp_path / "one.json").write_text(content)
+    with pytest.raises(InputError, match="out: must be the curve of a training as it was written; .*one.json"):
+        trained(images, jobs, out=tmp_path)
+    assert (tmp_path / "one.json").read_text() == content
+    (tmp_path / "one.json").unlink()
+    assert trained(images, jobs, out=tmp_path)[0].digest == first.digest

@@ -6,12 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from expunge.tuning import Precision
 from expunge.vision.recipes import recipe_for
-
-if TYPE_CHECKING:
-    from expunge.tuning import Precision
 
 READINGS = ("text", "released")
 LIMITS = ("remain_fraction", "remain_count")  # of a scenario: how much remain data is at hand, nothing to the trainings

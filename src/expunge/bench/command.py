@@ -82,10 +82,17 @@ def run_bench(options: Bench) -> int:
     """The exit code: 1 where something broke."""
     from expunge.bench.experiments import chosen, entries
     from expunge.bench.profiles import profile_of
+    from expunge.errors import InputError
+    from expunge.modes import check_seeds
 
+    check_seeds("seeds", *options.seeds)
     profile = profile_of(options.profile, options.seeds, options.models)
     experiments = chosen(("all",) if options.do == "adopt" else options.names)
     asked = {experiment: entries(experiment, profile, options.only, options.methods) for experiment in experiments}
+    if options.only and not any(asked.values()):
+        raise InputError("only", "must be words of the line of a cell that is asked for", " ".join(options.only))
+    if options.jobs is not None and options.jobs < 1:
+        raise InputError("jobs", "must be at least 1", options.jobs)
     does: dict[str, Callable[[Bench, Profile, dict[Experiment, list[Entry]]], int]] = {
         "list": _list,
         "run": _run,
@@ -96,10 +103,11 @@ def run_bench(options: Bench) -> int:
 
 
 def _place(options: Bench) -> Place:
-    from expunge.bench.run import Place, chosen_device
+    from expunge.bench.run import Place
+    from expunge.modes import device_named
 
     out = Path(options.out)
-    return Place(out / options.profile, out / "models", options.data, chosen_device(options.device), compiled=options.compile)
+    return Place(out / options.profile, out / "models", options.data, device_named(options.device), compiled=options.compile)
 
 
 def _tasks(asked: dict[Experiment, list[Entry]]) -> list[Task]:
@@ -125,9 +133,13 @@ def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]
 
 
 def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
-    from expunge.artifacts import write_json
+    from expunge.artifacts import check_file, check_folder, write_json
     from expunge.bench.run import run
 
+    if options.cells is not None:
+        check_file("cells", options.cells)
+    if not options.dry_run:
+        check_folder("out", options.out)
     tasks, place = _tasks(asked), _place(options)
     if options.cells is not None:
         write_json(options.cells, [task.as_json() for task in tasks])
@@ -189,9 +201,13 @@ def _table(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]
 
 
 def _adopt(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
+    from expunge.artifacts import check_folder
     from expunge.bench.models import named
 
+    check_folder("out", options.out)
     store, cells = _place(options).store, [entry.cell for members in asked.values() for entry in members]
     for file in options.names:
-        print(f"{file} is {store.adopt(file, named(file, cells))}")
+        spec = named(file, cells)
+        there = " already" if store.holds(spec) else ""
+        print(f"{file} is{there} {store.adopt(file, spec)}")
     return 0

@@ -6,12 +6,14 @@ import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from expunge.bench.cells import Cell
 from expunge.bench.models import Spec
 from expunge.bench.results import load
 from expunge.bench.run import Place
+from expunge.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,24 @@ class Estimates:
     def of(cls, place: Place) -> Estimates:
         results = [result for result in load(place.folder) if result.error is None and result.hardware.get("device") == place.device.type]
         by_kind = [(result.cell.kind, result.seconds) for result in results] + [(result.cell.model, result.seconds) for result in results]
-        notes = [json.loads(path.read_bytes()) for path in place.models.glob("*.spec.json")]
-        trained = [note for note in notes if "seconds" in note and note["device"] == place.device.type]
-        return cls(_means(by_kind), _means((_training(note["spec"]), note["seconds"]) for note in trained))
+        notes = [_note(path, place.device.type) for path in sorted(place.models.glob("*.spec.json"))]
+        return cls(_means(by_kind), _means(note for note in notes if note is not None))
 
     def cell(self, cell: Cell) -> float | None:
         return self.cells.get(cell.kind, self.cells.get(cell.model))
 
     def network(self, spec: Spec) -> float | None:
         return self.networks.get(_training({"dataset": spec.dataset, "network": spec.network, "recipe": spec.recipe}))
+
+
+def _note(path: Path, device: str) -> tuple[Any, float] | None:
+    """Of a network's file what was trained and its seconds, where that was on such a device."""
+    try:
+        note = json.loads(path.read_bytes())
+        trained = _training(note["spec"])
+        return (trained, float(note["seconds"])) if "seconds" in note and note["device"] == device else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError("models", f"{path} must tell how a network was trained ({error!r})") from error
 
 
 def _training(spec: dict[str, Any]) -> tuple[Any, ...]:

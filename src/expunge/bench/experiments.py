@@ -264,7 +264,7 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
 
 def entries(experiment: Experiment, profile: Profile, only: Sequence[str] = (), listed: Sequence[str] = ("all",)) -> list[Entry]:
     """The cells of an experiment whose label holds every word of `only`; `listed` are methods by name, "paper" or "all"."""
-    for name in listed:
+    for name in listed or ("none",):
         if name not in ("all", "paper") and name not in METHODS:
             raise InputError("methods", f"must be all, paper, or some of {', '.join(METHODS)}", name)
     wanted = {*METHODS} if "all" in listed else {*listed} | ({*PAPER_METHODS, CONTROL} if "paper" in listed else set())

@@ -17,7 +17,7 @@ from expunge import __version__, metrics
 from expunge.artifacts import weights_digest
 from expunge.batches import Data, measuring_size
 from expunge.bench.cells import Cell
-from expunge.bench.construction import method_of, parts, relearning_of, scenario_of
+from expunge.bench.construction import Parts, method_of, parts, relearning_of, scenario_of
 from expunge.bench.models import Store, original, retrained
 from expunge.bench.results import DIVERGED, NO_DATA
 from expunge.errors import DivergedError, ExpungeError, InputError
@@ -33,18 +33,39 @@ CLASSIFIER = "mask-classifier"
 
 
 def perform(cell: Cell, store: Store) -> dict[str, Any]:
-    """The result of a cell whose networks are in the store; a method that refuses or diverges is a result too."""
+    """The result of a cell whose networks are in the store; a method that refuses or diverges is a result too.
+
+    Anything else that is refused, such as a damaged file of a network, says nothing of the cell, and is raised.
+    """
     started = time.perf_counter()
     result: dict[str, Any] = {"cell": cell.as_json(), "digest": cell.digest, "error": None, "history": []}
     try:
-        result |= _measured(cell, store)
+        images = parts(cell.dataset, cell.validation, store.data, store.device)
+        scenario = scenario_of(cell.scenario, images, cell.seed)
+        before, reference = store.load(original(cell)), store.load(retrained(cell))
     except ExpungeError as error:
+        if not is_result(error):
+            raise
         result["error"] = reason(error)
+    else:
+        try:
+            result |= _measured(cell, images, scenario, before, reference)
+        except ExpungeError as error:
+            result["error"] = reason(error)
     return result | {"seconds": time.perf_counter() - started, **surroundings(store.device)}
 
 
+def is_result(error: ExpungeError) -> bool:
+    """Whether what stopped a cell before its method's turn is worth a note: there are no data, or a training diverged."""
+    return _no_data(error) or isinstance(error, DivergedError)
+
+
+def _no_data(error: ExpungeError) -> bool:
+    return isinstance(error, InputError) and error.argument == "data"
+
+
 def reason(error: ExpungeError) -> str:
-    if isinstance(error, InputError) and error.argument == "data":
+    if _no_data(error):
         return f"{NO_DATA}: {error}"
     return f"{DIVERGED}: {error}" if isinstance(error, DivergedError) else str(error)
 
@@ -55,10 +76,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     return {"versions": versions, "hardware": {"device": device.type, "name": name, "threads": torch.get_num_threads()}}
 
 
-def _measured(cell: Cell, store: Store) -> dict[str, Any]:
-    images = parts(cell.dataset, cell.validation, store.data, store.device)
-    scenario = scenario_of(cell.scenario, images, cell.seed)
-    before, reference = store.load(original(cell)), store.load(retrained(cell))
+def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module) -> dict[str, Any]:
     said = {"before": _said(before, scenario), "retrained": _said(reference, scenario)}
     found: dict[str, Any] = {name: _accuracies(each) for name, each in said.items()}
     if cell.method["name"] == REFERENCE:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from expunge.artifacts import load_tensors, write_json
+from expunge.artifacts import load_tensors, weights_digest, write_bytes, write_json
 from expunge.bench.cells import LIMITS, Cell, digest_of
 from expunge.bench.construction import parts, recipe_of, scenario_of
 from expunge.bench.locks import held
-from expunge.errors import DivergedError, ExpungeError, InputError
+from expunge.errors import ExpungeError, InputError
 from expunge.tuning import Precision
 from expunge.vision.training import KIND, Job, load_network, train_networks
 
@@ -96,7 +95,7 @@ class Store:
         """How long the training took, where that is known."""
         try:
             return json.loads(self._note(spec).read_bytes())["seconds"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def train(self, specs: Iterable[Spec]) -> tuple[list[Spec], dict[str, ExpungeError]]:
@@ -136,7 +135,7 @@ class Store:
                 out=self.folder,
             )
         except ExpungeError as error:
-            if isinstance(error, DivergedError) and len(specs) > 1:
+            if len(specs) > 1:
                 for spec in specs:  # one by one, so that it is known which: each goes on from its kept state
                     self._train([spec], failed)
             else:
@@ -148,17 +147,26 @@ class Store:
             (self.folder / f"{spec.digest}.training.safetensors").unlink(missing_ok=True)
 
     def adopt(self, file: str | os.PathLike[str], spec: Spec) -> Path:
-        """Take a network that was trained elsewhere (`vision.training.save_network`) as the one of this spec; the file is linked."""
+        """Take a network that was trained elsewhere (`vision.training.save_network`) as the one of this spec; the file is linked.
+
+        One that is in the store already stays, with its note; another in its place is refused.
+        """
+        if not Path(file).is_file():
+            raise InputError("file", "must be that of a network", f"no file {os.fspath(file)}")
+        found = load_network(file)
         _, metadata = load_tensors(file, KIND)
         if metadata["network"] != spec.network:
             raise InputError("file", f"must hold a {spec.network}", metadata["network"])
         target = self.path(spec)
+        if target.exists():
+            if weights_digest(load_network(target)) != weights_digest(found):
+                raise InputError("file", f"must not be another network than the one in the store, {target}", os.fspath(file))
+            return target
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            try:
-                os.link(file, target)
-            except OSError:
-                shutil.copyfile(file, target)
+        try:
+            os.link(file, target)
+        except OSError:
+            write_bytes(target, Path(file).read_bytes())
         write_json(self._note(spec), {"spec": asdict(spec), "adopted": Path(file).name})
         return target
 

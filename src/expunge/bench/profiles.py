@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from expunge.bench.paper import GOOGLENET, RESNET20
 from expunge.errors import InputError
 from expunge.tuning import Precision
+from expunge.vision.datasets import DIGITS, READERS
+from expunge.vision.networks import NETWORKS
 
 Settings = Mapping[str, Any]
 
@@ -73,4 +76,9 @@ def profile_of(name: str, seeds: Sequence[int] = (), models: Sequence[str] = ())
     for model in models:
         if model.count("/") != 1:
             raise InputError("models", "must be DATASET/NETWORK, such as cifar10/vgg16", model)
+        dataset, network = model.split("/")
+        if dataset not in (DIGITS, *READERS) and not Path(dataset).is_dir():
+            raise InputError("models", f"the dataset must be one of {', '.join((DIGITS, *READERS))}, or a folder of pictures", model)
+        if network not in NETWORKS:
+            raise InputError("models", f"the network must be one of {', '.join(NETWORKS)}", model)
     return replace(profile, seeds=tuple(seeds) or profile.seeds, models=tuple(models) or profile.models)

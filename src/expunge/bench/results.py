@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expunge.bench.cells import Cell
+from expunge.bench.shapes import check
 from expunge.errors import InputError
 
 NO_DATA = "no data"  # what an error begins with where the dataset is not there
@@ -149,10 +150,16 @@ def path_of(folder: str | os.PathLike[str], digest: str) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> Result:
+    """The result in a file, which must be what it says and that of the cell the file is named by."""
     try:
-        return Result.from_json(json.loads(Path(path).read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
+        found = Result.from_json(json.loads(Path(path).read_bytes()))
+        check(found, Result, "result")
+        found.cell.as_json(), found.cell.label, found.cell.kind  # which need more of the cell's parts than that they are mappings
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError("results", f"{os.fspath(path)} must hold the result of a cell ({error!r})") from error
+    if not Path(path).stem == found.digest == found.cell.digest:
+        raise InputError("results", f"{os.fspath(path)} must hold the result of the cell it is named by", f"that of {found.cell.digest}")
+    return found
 
 
 def load(folder: str | os.PathLike[str]) -> list[Result]:

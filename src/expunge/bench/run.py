@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,12 @@ import torch
 from expunge.artifacts import write_json
 from expunge.bench.cells import Cell, digest_of
 from expunge.bench.locks import held
-from expunge.bench.measuring import perform, reason, surroundings
+from expunge.bench.measuring import is_result, perform, reason, surroundings
 from expunge.bench.models import Spec, Store, original, retrained
 from expunge.bench.results import Result, path_of, read
-from expunge.modes import one_thread
+from expunge.endings import ended
+from expunge.errors import ExpungeError, InputError
+from expunge.modes import device_named, one_thread
 
 WAIT = 0.2  # seconds before looking again whether another runner is done
 
@@ -70,10 +75,6 @@ class Place:
         return found is not None and found.final
 
 
-def chosen_device(name: str | None) -> torch.device:
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
     found = {spec.digest: spec for cell in cells for spec in (original(cell), retrained(cell))}
     return [spec for spec in found.values() if not store.holds(spec)]
@@ -97,7 +98,7 @@ class _Runner:
     def __init__(self, tasks: Sequence[Task], place: Place, say: Callable[[str], None], wanted: Callable[[], bool]) -> None:
         self.place, self.store, self.say, self.wanted = place, place.store, say, wanted
         self.pending = [task for task in tasks if not self._noted(task)]
-        self.untrained: dict[str, str] = {}  # networks that cannot be trained, and why
+        self.untrained: dict[str, ExpungeError] = {}  # networks that cannot be trained, and why
         self.broken = 0
 
     def run(self) -> int:
@@ -127,7 +128,7 @@ class _Runner:
             return False
         started = time.perf_counter()
         trained, failed = self.store.train(missing)
-        self.untrained |= {digest: reason(error) for digest, error in failed.items()}
+        self.untrained |= failed
         if trained:
             self.say(f"trained {len(trained)} {trained[0].dataset} {trained[0].network}: {time.perf_counter() - started:.1f} s")
         return bool(trained or failed)
@@ -148,19 +149,21 @@ class _Runner:
                     progressed = True
         return progressed
 
-    def _do(self, task: Task, refused: str | None) -> None:
+    def _do(self, task: Task, refused: ExpungeError | None) -> None:
         started = time.perf_counter()
-        if refused is not None:
-            found = {"cell": task.cell.as_json(), "digest": task.cell.digest, "error": refused, "history": [], "seconds": 0.0}
-            found |= surroundings(self.place.device)
-        else:
-            try:
+        try:
+            if refused is None:
                 found = perform(task.cell, self.store)
-            except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
-                self.broken += 1
-                self.pending.remove(task)
-                self.say(f"BROKEN {task.cell.label}: {error!r}")
-                return
+            elif is_result(refused):
+                found = {"cell": task.cell.as_json(), "digest": task.cell.digest, "error": reason(refused), "history": [], "seconds": 0.0}
+                found |= surroundings(self.place.device)
+            else:
+                raise refused
+        except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
+            self.broken += 1
+            self.pending.remove(task)
+            self.say(f"BROKEN {task.cell.label}: {error if isinstance(error, ExpungeError) else repr(error)}")
+            return
         write_json(path_of(self.place.folder, task.cell.digest), found | {"experiments": list(task.experiments)})
         if found["error"] is not None:
             self.pending.remove(task)  # "no data" is not final, but it is for this run
@@ -175,14 +178,30 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
     command += ["--worker-of", str(os.getpid()), "--device", str(place.device), "--together", str(place.together)]
     command += ["--compile"] if place.compiled else []
     command += [] if place.data is None else ["--data", place.data]
-    runners = [subprocess.Popen(command) for _ in range(jobs)]
+    with _uninterrupted():
+        runners = [subprocess.Popen(command) for _ in range(jobs)]
     try:
         codes = [runner.wait() for runner in runners]
     except BaseException:
         for runner in runners:
             runner.terminate()
+        for runner in runners:
+            runner.wait()
         raise
     return sum(code != 0 for code in codes)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started here do not hear Ctrl-C, which would end each with a traceback: they are ended by the one that started them."""
+    if threading.current_thread() is not threading.main_thread():  # where signals cannot be set
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -197,9 +216,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compile", action="store_true", help="train networks through torch.compile")
     parser.add_argument("--worker-of", type=int, help="process after whose end this one stops, when the cell in hand is done")
     told = parser.parse_args(arguments)
-    tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
+    if told.jobs < 1:
+        raise InputError("jobs", "must be at least 1", told.jobs)
+    try:
+        tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError("cells", f"{told.cells} must be a list of cells, as `expunge bench run --cells` writes it ({error!r})") from error
     models = Path(told.models or Path(told.out) / "models")
-    place = Place(Path(told.out), models, told.data, chosen_device(told.device), told.together, told.compile)
+    place = Place(Path(told.out), models, told.data, device_named(told.device), told.together, told.compile)
     broken = run(
         tasks,
         place,
@@ -211,4 +235,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended(main, "expunge.bench.run"))

@@ -7,6 +7,7 @@ text's is the default, `MNIST_BY_TABLE` the other. The release trains Tiny-Image
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from expunge.errors import InputError
 from expunge.tuning import Constant, Precision, Schedule, Steps, Tuning, replay
@@ -71,6 +72,7 @@ def changed(recipe: Recipe, **numbers: float | int | None) -> Recipe:
     """The recipe with some numbers replaced; None keeps the recipe's."""
     given = {name: value for name, value in numbers.items() if value is not None}
     for name, value in given.items():
-        if not value > 0 and not (value == 0 and name in ("weight_decay", "augment")):
-            raise InputError(name, "must be positive", value)
+        zero = name in ("weight_decay", "augment")
+        if not (0 <= value if zero else 0 < value) or value == inf:
+            raise InputError(name, f"must be {'zero or ' if zero else ''}positive, and finite", value)
     return replace(recipe, **given)  # type: ignore[arg-type]

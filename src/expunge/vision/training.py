@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from expunge.artifacts import load_tensors, save_tensors, weights_digest, write_json
+from expunge.artifacts import content_digest, load_tensors, save_tensors, weights_digest, write_json
 from expunge.batches import measuring_size
-from expunge.errors import InputError
+from expunge.errors import InputError, MismatchError
 from expunge.metrics import accuracy
 from expunge.modes import seeded
 from expunge.together import Training, train_together
@@ -31,11 +31,15 @@ KIND = "model"
 
 @dataclass(frozen=True)
 class Job:
-    """One network to train: its data, and the seed of its weights and of the order of its samples."""
+    """One network to train: its data, and the seed of its weights and of the order of its samples.
+
+    `data_digest` tells the data from others of the same name: a training does not go on with other data than it began with.
+    """
 
     name: str
     data: Dataset[Any]
     seed: int
+    data_digest: str | None = None
 
 
 class Point(NamedTuple):
@@ -84,11 +88,15 @@ class Augmented(Dataset[Any]):
 
 def build(network: str, classes: int, channels: int, seed: int, device: torch.device) -> nn.Module:
     """A network of the zoo with fresh weights by the seed; channels last on CUDA, where convolutions are faster that way."""
-    if network not in NETWORKS:
-        raise InputError("network", f"must be one of {', '.join(NETWORKS)}", network)
+    _check_network(network)
     with seeded(seed, torch.device("cpu")):
         model = NETWORKS[network](classes, channels).to(device)
     return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model  # type: ignore[call-overload]
+
+
+def _check_network(name: str) -> None:
+    if name not in NETWORKS:
+        raise InputError("network", f"must be one of {', '.join(NETWORKS)}", name)
 
 
 def plan(
@@ -98,15 +106,24 @@ def plan(
 
     `without` leaves a class out, and watches the others and the class ("remain" and "forget") instead of the whole test set.
     """
+    _check_network(network)
     # A crop may begin anywhere within an eighth of the image: 4 of CIFAR's 32 pixels.
     data: Dataset[Any] = Augmented(images.train, Augmentation(images.size[0] // 8)) if augment else images.train
-    name = f"{Path(dataset).name}-{network}"
+    name = f"{Path(dataset).resolve().name or 'pictures'}-{network}"  # "." has no name of its own, "/" none at all
     watch: dict[str, Any] = {"test": images.test}
     if without is not None:
         scenario = category(data, without, test=images.test)
         data, watch, name = scenario.retrain, dict(scenario.tests), f"{name}-without{without}"
     name += "-augmented" if augment else ""
-    return [Job(f"{name}-seed{seed}", data, seed) for seed in seeds], watch
+    digest = images_digest(images)
+    return [Job(f"{name}-seed{seed}", data, seed, digest) for seed in seeds], watch
+
+
+def images_digest(images: ImageSet) -> str:
+    """SHA-256 over the pixels and labels of both parts."""
+    parts = {"train": images.train, "test": images.test}
+    tensors = {f"{name}/{part}": getattr(held, part) for name, held in parts.items() for part in ("pixels", "labels")}
+    return content_digest(tensors, {})
 
 
 def train_networks(
@@ -176,7 +193,10 @@ class _Log:
         self.state = None if folder is None else folder / f"{trained.job.name}.training.safetensors"
         self.file = None if folder is None else folder / f"{trained.job.name}.json"
         if self.state is not None and self.state.exists() and self.file is not None and self.file.exists():
-            trained.curve = [Point(*point) for point in json.loads(self.file.read_text()).get("curve", [])]
+            kept = _read_log(self.file)
+            if kept["data"] not in (None, trained.job.data_digest):
+                raise MismatchError(f"{self.file} is of a training on other data, {kept['dataset']}; keep this one in another folder")
+            trained.curve = kept["curve"]
 
     def note_loss(self, epoch: int, mean: float) -> None:
         self.loss = mean
@@ -200,7 +220,23 @@ class _Log:
 
     def _write(self, more: Mapping[str, Any] | None = None) -> None:
         if self.file is not None:
-            write_json(self.file, {**self.settings, "seed": self.trained.job.seed, "curve": self.trained.curve, **(more or {})})
+            job = self.trained.job
+            told = {**self.settings, "seed": job.seed, "data": job.data_digest, "curve": self.trained.curve}
+            write_json(self.file, {**told, **(more or {})})
+
+
+def _read_log(file: Path) -> dict[str, Any]:
+    """Of a training's file its curve, and what it was trained on where that was noted."""
+    try:
+        content = json.loads(file.read_bytes())
+        curve = [
+            Point(int(epoch), {name: float(value) for name, value in found.items()}, None if loss is None else float(loss))
+            for epoch, found, loss in content["curve"]
+        ]
+        return {"curve": curve, "data": content.get("data"), "dataset": content.get("dataset")}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        rule = "must be the curve of a training as it was written; without the file the training goes on from its state"
+        raise InputError("out", rule, f"{file} ({error!r})") from error
 
 
 def save_network(path: Path, model: nn.Module, network: str, classes: int, channels: int) -> Path:
@@ -214,6 +250,14 @@ def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu
     tensors, metadata = load_tensors(path, KIND)
     if metadata.get("network") not in NETWORKS:
         raise InputError("path", f"must hold one of the networks {', '.join(NETWORKS)}", metadata.get("network", "a model of no name"))
-    model = build(metadata["network"], int(metadata["classes"]), int(metadata["channels"]), 0, torch.device(device))
-    model.load_state_dict(tensors)
+    try:
+        classes, channels = int(metadata["classes"]), int(metadata["channels"])
+    except (KeyError, ValueError) as error:
+        raise InputError("path", f"must tell the network's classes and channels ({error!r})", os.fspath(path)) from error
+    model = build(metadata["network"], classes, channels, 0, torch.device(device))
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        rule = f"must hold the weights of a {metadata['network']} of its classes and channels"
+        raise InputError("path", rule, os.fspath(path)) from error
     return model.eval()

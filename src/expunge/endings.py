@@ -1,0 +1,60 @@
+"""How a command ends: its exit code, and one line for what went wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from expunge.errors import ExpungeError
+
+REFUSED, FAILED, STOPPED, UNREAD = 2, 1, 130, 141  # the last two as of a program that SIGINT or SIGPIPE ended
+
+
+def ended(command: Callable[[], int | None], name: str = "expunge") -> int:
+    """Run a command; mistakes in what was asked, Ctrl-C and what the system refuses are a line on standard error, and no traceback.
+
+    Characters that the terminal's encoding does not have are printed as question marks.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict":
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        code = command() or 0
+        sys.stdout.flush()  # here it can be told that it fails, not at the interpreter's end
+        return code
+    except KeyboardInterrupt:
+        return _said(f"{name}: stopped", STOPPED)
+    except ExpungeError as error:
+        return _said(f"{name}: {error}", REFUSED)
+    except SystemExit:  # after --help, which may be long
+        _discard_output()
+        raise
+    except BrokenPipeError:  # the reader has seen enough, as with `| head`
+        _discard_output()
+        return UNREAD
+    except OSError as error:
+        _discard_output()
+        return _said(f"{name}: {told(error)}", FAILED)
+
+
+def told(error: OSError) -> str:
+    """The file, where there is one, and what the system says."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
+
+
+def _said(line: str, code: int) -> int:
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+    return code
+
+
+def _discard_output() -> None:
+    """What is still to be written, if that cannot be: the interpreter would try once more at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
