@@ -91,14 +91,18 @@ def unlearn(
             _check_watched(changed, batches, arguments[name], objective)
         finite = finite_tensors(changed)
 
+        def still_finite() -> None:
+            check_finite(changed, finite, f"after {type(method).__name__}")
+
         def measure(name: str) -> float:
+            still_finite()
             with naming(arguments[name]):
                 return accuracy(changed, kept[name], objective, batch_size)
 
         history = _History(measure, tuple(kept))
         patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, history.record, logits))
         changed.zero_grad(set_to_none=True)
-        check_finite(changed, finite, f"after {type(method).__name__}")
+        still_finite()
     return Outcome(changed, patch, history.records, history.worked(), method)
 
 

@@ -41,14 +41,24 @@ def test_accuracy_over_positions_leaves_ignored_labels_out():
     assert accuracy(Positions(), [(inputs, targets)]) == 3 / 5
 
 
+class Diverged(nn.Module):
+    """NaN where the input is 9."""
+
+    def forward(self, x):
+        return torch.where(x == 9, torch.nan, x)
+
+
 def test_a_model_that_diverged_has_no_accuracy():
     """The largest of NaN is NaN, at its own place: an accuracy of one where the label is that place."""
     outputs, labels = torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 2, 0, 1, 2])
-    outputs[4, 0] = torch.nan
+    outputs[4, 0] = 9
     with pytest.raises(DivergedError, match="the logits are NaN in 1 of 6 rows"):
-        accuracy(nn.Identity(), TensorDataset(outputs, labels), batch_size=2)
+        accuracy(Diverged(), TensorDataset(outputs, labels), batch_size=2)
     with pytest.raises(DivergedError, match="the logits are NaN in 5 of 5 rows"):
-        accuracy(nn.Identity(), [(torch.full((5, 3), torch.nan), torch.zeros(5).long())])
+        accuracy(Diverged(), [(torch.full((5, 3), 9.0), torch.zeros(5).long())])
+    outputs[4, 0] = torch.nan
+    with pytest.raises(InputError, match="data: inputs and targets must be finite; found nan"):
+        accuracy(nn.Identity(), TensorDataset(outputs, labels), batch_size=2)
     outputs[4, 0] = -torch.inf  # a class ruled out
     assert accuracy(nn.Identity(), TensorDataset(outputs, labels)) == 1
 

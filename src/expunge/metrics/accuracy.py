@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
+from expunge.checks import check_batch
 from expunge.errors import DivergedError, InputError
 from expunge.modes import in_mode, seeded
 from expunge.objective import Objective, check_labels
@@ -36,6 +37,9 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
             broken += (largest.isnan() & valid).sum()
     if int(counted) == 0:
         raise InputError("data", "must hold at least one label")
+    if int(broken):
+        for batch in as_batches(data, "data", batch_size):
+            check_batch(batch, "data", objective)  # NaN may come from the data
     check_numbers("the logits", int(broken), int(counted))
     return int(right) / int(counted)
 
