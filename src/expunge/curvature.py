@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from expunge.fisher.engine import undisturbed
 from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays
+from expunge.settings import check_amount, check_number, check_positive, check_whole
 
 Vector = dict[str, Tensor]  # parameter name -> float64 tensor of the parameter's shape
 Parts = Sequence[Tensor]  # of a vector, in the order of its names
@@ -82,9 +82,9 @@ class ConjugateGradients:
     tolerance: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check("damping", "must be a positive number", self.damping, 0 < self.damping < math.inf)
-        _check_count("iterations", self.iterations)
-        _check("tolerance", "must be at least 0", self.tolerance, self.tolerance >= 0)
+        check_positive("damping", self.damping)
+        check_whole("iterations", self.iterations, least=1)
+        check_amount("tolerance", self.tolerance)
 
     def __call__(
         self, model: nn.Module, batches: Batches, target: Vector, objective: Objective = Objective(), progress: bool = False
@@ -131,9 +131,10 @@ class LiSSA:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check("damping", "must be in [0, 1)", self.damping, 0 <= self.damping < 1)
-        _check("scale", "must be a positive number", self.scale, 0 < self.scale < math.inf)
-        _check_count("passes", self.passes)
+        check_number("damping", self.damping, 0, 1)
+        check_positive("scale", self.scale)
+        check_whole("passes", self.passes, least=1)
+        check_whole("seed", self.seed)
 
     def __call__(
         self, model: nn.Module, batches: Batches, target: Vector, objective: Objective = Objective(), progress: bool = False
@@ -282,13 +283,3 @@ def _check_vector(argument: str, model: nn.Module, vector: Mapping[str, Tensor])
     for name, part in vector.items():
         if part.shape != held[name].shape:
             raise InputError(argument, f"{name} must have shape {tuple(held[name].shape)}", tuple(part.shape))
-
-
-def _check_count(argument: str, found: int) -> None:
-    whole = isinstance(found, Integral) and not isinstance(found, bool)
-    _check(argument, "must be a whole number, at least 1", found, whole and found >= 1)
-
-
-def _check(argument: str, rule: str, found: float, holds: bool) -> None:
-    if not holds:
-        raise InputError(argument, rule, found)

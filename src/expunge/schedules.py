@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, Protocol
+from typing import Protocol
 
 from expunge.errors import InputError
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_positive(argument: str, value: float) -> None:
-    if not _is_number(value) or value <= 0:
-        raise InputError(argument, "must be a positive number", value)
-
-
-def _check_epochs(value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError("epochs", "must be a whole number, 1 or more", value)
+from expunge.settings import check_amount, check_positive, check_whole
 
 
 class Schedule(Protocol):
@@ -41,8 +26,8 @@ class Constant:
     epochs: int
 
     def __post_init__(self) -> None:
-        _check_positive("base", self.base)
-        _check_epochs(self.epochs)
+        check_positive("base", self.base)
+        check_whole("epochs", self.epochs, least=1)
 
     def rate(self, time: float) -> float:
         return self.base
@@ -62,13 +47,14 @@ class Steps:
     warmup: float = 0
 
     def __post_init__(self) -> None:
-        _check_positive("base", self.base)
-        _check_positive("factor", self.factor)
-        _check_epochs(self.epochs)
-        if not isinstance(self.decays, (tuple, list)) or not all(_is_number(decay) and decay >= 0 for decay in self.decays):
-            raise InputError("decays", "must be a tuple of epochs, numbers of 0 or more", self.decays)
-        if not _is_number(self.warmup) or self.warmup < 0:
-            raise InputError("warmup", "must be a number of epochs, 0 or more", self.warmup)
+        check_positive("base", self.base)
+        check_positive("factor", self.factor)
+        check_whole("epochs", self.epochs, least=1)
+        if not isinstance(self.decays, (tuple, list)):
+            raise InputError("decays", "must be a tuple of epochs", repr(self.decays))
+        for decay in self.decays:
+            check_amount("decays", decay)
+        check_amount("warmup", self.warmup)
 
     def rate(self, time: float) -> float:
         if time < self.warmup:
@@ -91,7 +77,7 @@ class Replay:
     def __post_init__(self) -> None:
         if isinstance(self.schedule, type) or not hasattr(self.schedule, "epochs") or not callable(getattr(self.schedule, "rate", None)):
             raise InputError("schedule", "must have epochs and a rate, such as Steps()", self.schedule)
-        _check_epochs(self.epochs)
+        check_whole("epochs", self.epochs, least=1)
 
     def rate(self, time: float) -> float:
         return self.schedule.rate(time * self.schedule.epochs / self.epochs)

@@ -22,6 +22,10 @@ def check_amount(argument: str, value: Any) -> None:
     check_number(argument, value, 0, rule="must be a finite number of at least 0")
 
 
+def check_positive(argument: str, value: Any) -> None:
+    check_number(argument, value, 0, ends="()", rule="must be a positive number")
+
+
 def check_whole(argument: str, value: Any, least: int | None = None) -> None:
     """An integer, of numpy's too; a bool is none."""
     if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and value < least):

@@ -99,7 +99,7 @@ def test_own_distribution_needs_one_row_of_logits_a_sample():
     for kind in ("expected", "sampled"):
         with pytest.raises(InputError, match=r"logits of shape \(N, K\)"):
             diagonal(model, [(x, torch.zeros(4, 5, dtype=torch.int64))], kind=kind)
-    with pytest.raises(InputError, match="draws: must be a whole number, at least 1; found 0"):
+    with pytest.raises(InputError, match="draws: must be a whole number of at least 1; found 0"):
         diagonal(model, [(x, torch.zeros(4, 5, dtype=torch.int64))], kind="sampled", draws=0)
 
 

@@ -147,9 +147,9 @@ def test_mistakes_are_named(original, masked, scenario):
     with pytest.raises(InputError, match="data: must not be empty"):
         relearn_time(masked, original, forget, Subset(data, []), Relearning.as_first_defined())
     for draws in (0, 1.5, True):
-        with pytest.raises(InputError, match=f"draws: must be a whole number, 1 or more; found {draws}"):
+        with pytest.raises(InputError, match=f"draws: must be a whole number of at least 1; found {draws}"):
             Relearning(draws=draws)
-    with pytest.raises(InputError, match="margin: must be 0 or more; found -1"):
+    with pytest.raises(InputError, match="margin: must be a finite number of at least 0; found -1"):
         Relearning(margin=-1)
     with pytest.raises(DivergedError):
         relearn_time(masked, original, forget, data, Relearning(Tuning(Constant(1e200, 3))))

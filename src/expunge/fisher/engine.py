@@ -24,6 +24,7 @@ from expunge.fisher.survey import Plan, survey
 from expunge.modes import in_mode, seeded
 from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
+from expunge.settings import check_whole
 
 KINDS = ("empirical", "expected", "sampled", "batch")
 
@@ -52,9 +53,8 @@ def diagonal(
     """
     if kind not in KINDS:
         raise InputError("kind", f"must be one of {', '.join(KINDS)}", kind)
-    for argument, value, least in (("draws", draws, 1), ("seed", seed, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(argument, f"must be a whole number, at least {least}", value)
+    check_whole("draws", draws, least=1)
+    check_whole("seed", seed, least=0)
     objective = objective or Objective()
     data = as_batches(batches)
     wanted = _wanted(model, parameters)

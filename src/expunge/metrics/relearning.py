@@ -13,6 +13,7 @@ from expunge.batches import Batches, Data, as_batches, row_reader
 from expunge.errors import InputError, ModelError
 from expunge.metrics.predictions import logits, mean_loss
 from expunge.objective import Batch, Objective
+from expunge.settings import check_amount, check_whole
 from expunge.tuning import Constant, Tuning, train
 
 
@@ -30,10 +31,9 @@ class Relearning:
     margin: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.draws is not None and (isinstance(self.draws, bool) or not isinstance(self.draws, int) or self.draws < 1):
-            raise InputError("draws", "must be a whole number, 1 or more", self.draws)
-        if not self.margin >= 0:
-            raise InputError("margin", "must be 0 or more", self.margin)
+        if self.draws is not None:
+            check_whole("draws", self.draws, least=1)
+        check_amount("margin", self.margin)
 
     @classmethod
     def as_first_defined(cls) -> Relearning:
