@@ -26,9 +26,13 @@ def check_positive(argument: str, value: Any) -> None:
     check_number(argument, value, 0, ends="()", rule="must be a positive number")
 
 
-def check_whole(argument: str, value: Any, least: int | None = None) -> None:
+def is_whole(value: Any) -> bool:
     """An integer, of numpy's too; a bool is none."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or (least is not None and value < least):
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_whole(argument: str, value: Any, least: int | None = None) -> None:
+    if not is_whole(value) or (least is not None and value < least):
         raise InputError(argument, "must be a whole number" + ("" if least is None else f" of at least {least}"), _shown(value))
 
 

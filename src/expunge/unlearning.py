@@ -95,12 +95,16 @@ def unlearn(
             check_finite(changed, finite, f"after {type(method).__name__}")
 
         def measure(name: str) -> float:
-            still_finite()
             with naming(arguments[name]):
                 return accuracy(changed, kept[name], objective, batch_size)
 
         history = _History(measure, tuple(kept))
-        patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, history.record, logits))
+
+        def record(epoch: int) -> None:
+            still_finite()  # before accuracies are measured, which would only tell that something is wrong
+            history.record(epoch)
+
+        patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, record, logits))
         changed.zero_grad(set_to_none=True)
         still_finite()
     return Outcome(changed, patch, history.records, history.worked(), method)

@@ -108,8 +108,7 @@ def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: S
         columns = scratch.take("columns", tuple(patches.shape), inputs)
         columns.copy_(patches)
         g = slopes[rows.start * frames : rows.stop * frames].reshape(len(rows), positions, groups, out).transpose(1, 2)
-        lines = columns.view(-1, positions, taps * wide) if groups == 1 else None
-        if lines is not None and _by_pairs(lines):
+        if groups == 1 and _by_pairs(lines := columns.view(-1, positions, taps * wide)):
             total[0] += _pairs(g[:, 0], lines)
             continue
         add_squared_products(total, columns.view(-1, groups, positions, taps * wide).transpose(2, 3), g, scratch)

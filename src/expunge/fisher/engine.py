@@ -216,7 +216,9 @@ def _kept(model: nn.Module) -> Iterator[None]:
 
 def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
     held = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
-    if strange := [name for name, value in held.items() if value.is_complex() or value.is_inference()]:
+    buffers = dict(model.named_buffers()) if held else {}
+    strange = [name for name, value in (held | buffers).items() if value.is_inference() or (name in held and value.is_complex())]
+    if strange:
         raise ModelError(f"parameters must be real, and not made under torch.inference_mode; found {strange[0]}")
     check_model(model)
     if names is None:

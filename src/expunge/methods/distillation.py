@@ -17,7 +17,7 @@ from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import reset
 from expunge.modes import seeded
 from expunge.objective import Batch
-from expunge.settings import check_amount, check_number, check_whole
+from expunge.settings import check_amount, check_positive, check_whole
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
 
@@ -133,4 +133,4 @@ def _teacher(model: nn.Module) -> nn.Module:
 
 
 def _check_temperature(temperature: float) -> None:
-    check_number("temperature", temperature, 0, ends="()", rule="must be a positive number")
+    check_positive("temperature", temperature)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from expunge.batches import OnDevice, row_reader
 from expunge.errors import InputError
+from expunge.settings import is_whole
 
 Corner = Literal["lower right", "lower left", "upper right", "upper left"]
 
@@ -29,9 +30,9 @@ class Trigger:
     margin: int = 0
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.size) or self.size < 1:
+        if not is_whole(self.size) or self.size < 1:
             raise InputError("trigger", "must be at least one pixel wide, a whole number", self.size)
-        if not _is_whole(self.margin) or self.margin < 0:
+        if not is_whole(self.margin) or self.margin < 0:
             raise InputError("margin", "must be 0 or more pixels, a whole number", self.margin)
         if not all(isinstance(value, Real) and math.isfinite(value) for value in self._values):
             raise InputError("value", "must be one finite number, or one for each channel", self.value)
@@ -66,10 +67,6 @@ class Trigger:
         for channel, value in enumerate(values):  # filled one by one: a tensor of values would have to be sent to the device
             square[..., channel, :, :] = value
         return stamped
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class Altered(Dataset[Any]):
