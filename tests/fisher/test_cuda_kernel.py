@@ -6,13 +6,16 @@ import importlib.util
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from expunge.fisher import cuda
+from expunge.fisher import cuda, diagonal
 from expunge.fisher.convolution import Geometry, by_columns, by_tiles, choose
 from expunge.fisher.scratch import Scratch
+from tests import reference
+from tests.fisher.cases import build
 
 CASES = {  # samples, input channels, output channels, image, geometry
     "small channels": (3, 3, 20, (7, 8), Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)),
@@ -39,7 +42,42 @@ def error(name: str, dtype: torch.dtype, device: str) -> float:
     return float((found.double().cpu() - expected).norm() / expected.norm())
 
 
+def scaling_errors(shape: tuple[int, ...], centred: bool, device: str) -> list[float]:
+    """Of the gradient and of both sums."""
+    torch.manual_seed(0)
+    inputs, gradient = torch.randn(shape), torch.randn(shape)
+    mean, scale = torch.randn(shape[-1]), torch.randn(shape[-1])
+    there = [tensor.to(device) for tensor in (inputs, gradient, mean, scale)]
+    found = cuda.scaled(there[0], there[1], there[2] if centred else None, there[3])
+    x, g = inputs.double() - (mean.double() if centred else 0.0), gradient.double()
+    positions = tuple(range(1, len(shape) - 1))
+    expected = g * scale.double(), g.sum(positions), (g * x).sum(positions)
+    return [float((one.double().cpu() - other).norm() / other.norm()) for one, other in zip(found, expected, strict=True)]
+
+
+SCALED = [(3, 5, 10, 20), (2, 300, 64), (5, 1, 7, 200), (2, 40, 25, 16), (1, 1, 3), (2, 9, 12)]
+
+
+def engine_error(name: str) -> float:
+    """Of a whole pass on the CPU in which the kernels do all they can."""
+    used = []
+    able = {
+        "takes": lambda tensor, tf32, taps, positions, wide, out: tensor.dtype == torch.float32 and not used.append("takes"),
+        "scales": lambda tensor: tensor.dtype == torch.float32 and not used.append("scales"),
+    }
+    model, batch = build(name, torch.float32)
+    with patch.multiple(cuda, **able):
+        found = diagonal(model, [batch]).sums
+    assert used
+    return reference.worst_error(found, reference.fisher(model, batch))
+
+
 def main() -> None:
+    for name in ("residual", "transformer", "batch norm 2d", "layer norm", "layer norm without bias", "conv_transpose2d 1x1"):
+        assert engine_error(name) <= 1e-5, name
+    for shape in SCALED:
+        for centred in (True, False):
+            assert max(scaling_errors(shape, centred, "cpu")) <= 1e-6, shape
     for name in CASES:
         for dtype, bound in ERRORS.items():
             found = error(name, dtype, "cpu")
@@ -49,7 +87,9 @@ def main() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which is for Linux; make test installs it there")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 def test_the_kernel_is_exact_in_the_interpreter():
-    run = subprocess.run([sys.executable, __file__], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, __file__], env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.getcwd()}, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr
 
 
@@ -59,6 +99,13 @@ def test_a_gpu_gives_the_same(name):
     assert cuda.works(torch.device("cuda", 0))
     assert error(name, torch.float16, "cuda") <= ERRORS[torch.float16]
     assert error(name, torch.float32, "cuda") <= 5e-3  # TF32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("shape", SCALED)
+def test_a_gpu_scales_alike(shape, centred):
+    assert max(scaling_errors(shape, centred, "cuda")) <= 1e-6
 
 
 def test_the_kernel_is_left_out_where_it_is_slower_or_rounds_too_much():

@@ -46,6 +46,10 @@ class Use:
         if self.bias is not None:
             self.vectors.append((self.bias, wide(self.by_channel(gradient, channel))))
 
+    def add_vectors(self, weight: Tensor, bias: Tensor) -> None:
+        """Gradients of a weight and a bias that are vectors, each (samples, channels)."""
+        self.vectors.extend((name, part) for name, part in ((self.weight, weight), (self.bias, bias)) if name is not None)
+
     def by_channel(self, tensor: Tensor, channel: int) -> Tensor:
         """Sums over all but sample and channel: (samples, channels)."""
         if self.layout == Layout():
@@ -179,6 +183,11 @@ class Affine(torch.autograd.Function):
         normalised, scale = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
+            last = ctx.channel == gradient.dim() - 1 and use.layout == Layout() and gradient.dim() > 2
+            if use.weight is not None and last and cuda.scales(normalised):
+                back, plain, scaled = cuda.scaled(normalised.contiguous(), gradient.contiguous(), None, scale)
+                use.add_vectors(scaled, plain)
+                return None, None, back, None, None
             if use.weight is not None:
                 use.add(use.weight, _over_positions(use, gradient * normalised, ctx))
             if use.bias is not None:
@@ -204,6 +213,12 @@ class FrozenBatchNorm(torch.autograd.Function):
         use: Use = ctx.use
         with _exact(gradient):
             inverse, shape = (variance + ctx.epsilon).rsqrt(), (-1,) + (1,) * (inputs.dim() - 2)
+            if use.weight is not None and inputs.dim() == 4 and use.layout == Layout() and cuda.scales(inputs):
+                assert weight is not None
+                last = (tensor.movedim(1, -1).contiguous() for tensor in (inputs, gradient))
+                back, plain, centred = cuda.scaled(*last, mean, inverse * weight)
+                use.add_vectors(centred * inverse, plain)
+                return None, back.movedim(-1, 1), None, None, None, None, None
             # The gradient's own uses first, while it is in the cache.
             use.add_bias(gradient, 1)
             back = None

@@ -1,4 +1,4 @@
-"""The Triton kernel of kernel.py, where Triton is installed (it comes with torch for CUDA) and works; without it there are other ways."""
+"""Our kernels in Triton, where it is installed (it comes with torch for CUDA) and works; without them there are other ways."""
 
 from __future__ import annotations
 
@@ -38,11 +38,26 @@ def faster(taps: int, positions: int, wide: int, out: int) -> bool:
     return wide >= 16 and positions > 2 and (taps > 1 or positions <= 32 or out < 64)
 
 
+def scales(tensor: Tensor) -> bool:
+    """Whether it can do `scaled` on this."""
+    return tensor.device.type == "cuda" and tensor.dtype in DTYPES and works(tensor.device)
+
+
+def scaled(inputs: Tensor, gradient: Tensor, mean: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Backward through scale·(x − μ) + β, on contiguous (N, ..., channels): g·scale, and by sample and channel Σ g and Σ g·(x − μ) over the
+    positions, in float32."""
+    from expunge.fisher.cuda.scaling import launch
+
+    with torch.cuda.device(inputs.device) if inputs.is_cuda else nullcontext():
+        back, plain, centred = launch(inputs.flatten(1, -2), gradient.flatten(1, -2), mean, scale)
+    return back.view(gradient.shape), plain, centred
+
+
 def squares(
     images: Tensor, slopes: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
     """Σ_n (dW_n)² as (taps, channels, out) in float32, from contiguous (N, H, W, channels) and (N, H', W', out)."""
-    from expunge.fisher.cuda.kernel import launch
+    from expunge.fisher.cuda.products import launch
 
     with torch.cuda.device(images.device) if images.is_cuda else nullcontext():  # a kernel starts on the current one
         return launch(images, slopes, kernel, stride, padding, dilation)
