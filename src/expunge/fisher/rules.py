@@ -185,9 +185,9 @@ class Affine(torch.autograd.Function):
         with _exact(gradient):
             last = ctx.channel == gradient.dim() - 1 and use.layout == Layout() and gradient.dim() > 2
             if use.weight is not None and last and cuda.scales(normalised):
-                back, plain, scaled = cuda.scaled(normalised.contiguous(), gradient.contiguous(), None, scale)
-                use.add_vectors(scaled, plain)
-                return None, None, back, None, None
+                scaled, plain, product = cuda.scaled(normalised.contiguous(), gradient.contiguous(), None, scale)
+                use.add_vectors(product, plain)
+                return None, None, scaled, None, None
             if use.weight is not None:
                 use.add(use.weight, _over_positions(use, gradient * normalised, ctx))
             if use.bias is not None:
@@ -215,10 +215,10 @@ class FrozenBatchNorm(torch.autograd.Function):
             inverse, shape = (variance + ctx.epsilon).rsqrt(), (-1,) + (1,) * (inputs.dim() - 2)
             if use.weight is not None and inputs.dim() == 4 and use.layout == Layout() and cuda.scales(inputs):
                 assert weight is not None
-                last = (tensor.movedim(1, -1).contiguous() for tensor in (inputs, gradient))
-                back, plain, centred = cuda.scaled(*last, mean, inverse * weight)
+                images, slopes = inputs.movedim(1, -1).contiguous(), gradient.movedim(1, -1).contiguous()
+                scaled, plain, centred = cuda.scaled(images, slopes, mean, inverse * weight)
                 use.add_vectors(centred * inverse, plain)
-                return None, back.movedim(-1, 1), None, None, None, None, None
+                return None, scaled.movedim(-1, 1), None, None, None, None, None
             # The gradient's own uses first, while it is in the cache.
             use.add_bias(gradient, 1)
             back = None
