@@ -1,5 +1,6 @@
 """Replayed steps are the steps themselves. Which are captured and when is tested with a graph that is none; the rest needs CUDA."""
 
+import gc
 import random
 from contextlib import contextmanager
 
@@ -22,7 +23,7 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 class Recorder:
     """A step that notes the rows it was called with, and a stand-in for CUDA's graphs that calls it again."""
 
-    def __init__(self, monkeypatch, draw=lambda: None, fail_in_capture=False):
+    def __init__(self, monkeypatch, draw=lambda: None, fail_in_capture=False, lasting=True):
         self.draw, self.fail, self.eager, self.captures, self.replayed, self.cleared = draw, fail_in_capture, [], [], [], 0
         self.capturing = False
         recorder = self
@@ -33,7 +34,7 @@ class Recorder:
 
         @contextmanager
         def graph(held, stream=None, capture_error_mode="global"):
-            assert torch.backends.cudnn.benchmark and capture_error_mode == "thread_local"
+            assert torch.backends.cudnn.benchmark == lasting and capture_error_mode == "thread_local"
             recorder.capturing, recorder.graph = True, held
             try:
                 yield
@@ -53,7 +54,7 @@ class Recorder:
             "synchronize": lambda: None,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        self.replays = Replays(self.step, self.clear)
+        self.replays = Replays(self.step, self.clear, lasting=lasting)
 
     def clear(self):
         self.cleared += 1
@@ -95,6 +96,34 @@ def test_what_cannot_be_captured_stays_as_it_was(monkeypatch):
     for _ in range(8):
         recorder.replays(torch.arange(4))
     assert len(recorder.eager) == 8 and recorder.cleared == 1  # tried once
+
+
+def test_what_is_no_tensor_counts_as_it_is(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    seen = []
+    recorder.replays.step = lambda batch: seen.append(batch["scale"]) or recorder.step(batch["rows"])
+    for scale in (1, 1, 1, 2, 1, 2):
+        recorder.replays({"rows": torch.arange(4), "scale": scale})
+    assert seen == [1, 1, 1, 2, 1, 2] and len(recorder.eager) == 4 and len(recorder.replayed) == 2  # one graph each
+    for _ in range(5):
+        recorder.replays({"rows": torch.arange(4), "scale": {1}})  # cannot be compared
+    assert len(recorder.eager) == 9
+
+
+def test_no_garbage_is_collected_in_a_capture(monkeypatch):
+    enabled = []
+    recorder = Recorder(monkeypatch, draw=lambda: enabled.append(gc.isenabled()))
+    for _ in range(WARM + 1):
+        recorder.replays(torch.arange(4))
+    assert enabled == [True] * WARM + [False] and gc.isenabled()
+
+
+def test_few_steps_are_captured_sooner_and_by_the_kernels_that_are_set(monkeypatch):
+    recorder = Recorder(monkeypatch, lasting=False)
+    recorder.replays.warm = 1
+    for _ in range(3):
+        recorder.replays(torch.arange(4))
+    assert len(recorder.eager) == 1 and len(recorder.replayed) == 2
 
 
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand, lambda: torch.rand(())], ids=["Python", "numpy", "torch"])

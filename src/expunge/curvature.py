@@ -227,7 +227,7 @@ class _Mean:
     def __init__(self, model: nn.Module, parameters: Parts, one: Callable[[Batch], Parts], objective: Objective) -> None:
         self.totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
         self.count = 0
-        self._add = _Step(model, partial(self._sum, one), objective)
+        self._add = _Step(model, partial(_add_up, self.totals, one), objective)
 
     def __call__(self, batches: Iterable[Batch]) -> Parts:
         self.count = 0
@@ -238,9 +238,10 @@ class _Mean:
             self.count += batch_size(batch)
         return [total / self.count for total in self.totals]
 
-    def _sum(self, one: Callable[[Batch], Parts], batch: Batch) -> None:
-        for total, part in zip(self.totals, one(batch), strict=True):
-            total += part.detach()
+
+def _add_up(totals: Parts, one: Callable[[Batch], Parts], batch: Batch) -> None:
+    for total, part in zip(totals, one(batch), strict=True):
+        total += part.detach()
 
 
 @contextmanager

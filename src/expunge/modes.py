@@ -17,14 +17,26 @@ from expunge.errors import InputError
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """All of the model in train or eval mode; afterwards every module in its own again."""
+    """All of the model in train or eval mode; afterwards every module in its own again.
+
+    cuDNN gives recurrent layers a gradient in train mode alone, so on CUDA they stay in it for both, in eval mode without their dropout.
+    """
     before = [(module, module.training) for module in model.modules()]
+    recurrent = [(module, module.dropout) for module, _ in before if isinstance(module, nn.RNNBase) and _on_cuda(module) and not training]
     model.train(training)
     try:
+        for layer, _ in recurrent:
+            layer.training, layer.dropout = True, 0.0
         yield
     finally:
+        for layer, dropout in recurrent:
+            layer.dropout = dropout
         for module, mode in before:
             module.training = mode
+
+
+def _on_cuda(module: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in module.parameters())
 
 
 @contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from expunge.batches import each_tensor, tensors
 from expunge.modes import Generators
@@ -31,23 +32,28 @@ class Replays(Generic[Result]):
     """Calls a step, or replays it, one graph for every form of batch (a tensor is one too).
 
     What cannot be captured (a model that looks at values) stays eager, and so does what draws random numbers on the CPU: a graph would
-    repeat the first ones for ever.
+    repeat the first ones for ever. `warm` is the number of eager steps before the first capture; `lasting` says that there will be
+    thousands, which is worth a search for the fastest kernels.
     """
 
-    def __init__(self, step: Callable[[Batch], Result], before_capture: Callable[[], None] = lambda: None) -> None:
-        self.step, self.before_capture = step, before_capture
+    def __init__(
+        self, step: Callable[[Batch], Result], before_capture: Callable[[], None] = lambda: None, warm: int = WARM, lasting: bool = True
+    ) -> None:
+        self.step, self.before_capture, self.warm = step, before_capture, warm
+        self._kernels: Callable[[], AbstractContextManager[None]] = fastest_kernels if lasting else nullcontext
         self._seen: Counter[object] = Counter()
         self._captured: dict[object, _Captured[Result]] = {}
         self._capturable = True
 
     def __call__(self, batch: Batch) -> Result:
-        form = tuple((tensor.shape, tensor.dtype, tensor.stride()) for tensor in tensors(batch))
-        if self._capturable and form not in self._captured and self._seen[form] and self._seen.total() >= WARM:
+        form = _form(batch)
+        known = form is not None and self._seen[form] and self._seen.total() >= self.warm
+        if self._capturable and known and form not in self._captured:
             self._capture(form, batch)
         held = self._captured.get(form)
         if held is None:
             self._seen[form] += 1
-            with fastest_kernels():
+            with self._kernels():
                 return self.step(batch)
         for kept, tensor in zip(tensors(held.batch), tensors(batch), strict=True):
             kept.copy_(tensor)
@@ -57,11 +63,10 @@ class Replays(Generic[Result]):
     def _capture(self, form: object, batch: Batch) -> None:
         held, graph, generators = each_tensor(batch, torch.clone), torch.cuda.CUDAGraph(), Generators.now()
         self.before_capture()
-        gc.collect()  # what is freed during a capture (an older graph, say) breaks it
         torch.cuda.current_stream().synchronize()
         try:
             # Only this thread's mistakes break a capture: others may be at work on the same device.
-            with fastest_kernels(), torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
+            with self._kernels(), uncollected(), torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
                 result = self.step(held)
         except Exception:
             torch.cuda.synchronize()
@@ -83,6 +88,30 @@ def fastest_kernels() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: what it frees (an older graph, say) breaks a capture. To collect before would take a tenth of a
+    second and more."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _form(batch: Batch) -> Hashable | None:
+    """What a graph is tied to: the shapes and types of the tensors, and all else as it is. None where that cannot be compared."""
+    if isinstance(batch, Tensor):
+        return batch.shape, batch.dtype, batch.stride()
+    if isinstance(batch, (Mapping, tuple, list)):
+        parts = [*batch.items()] if isinstance(batch, Mapping) else batch
+        forms = [_form(part) for part in parts]
+        return None if None in forms else tuple(forms)
+    return (type(batch), batch) if isinstance(batch, Hashable) else None
 
 
 def _own_stream() -> torch.cuda.Stream | None:

@@ -167,6 +167,7 @@ def steps(
             settings = _settings(tuning, optimizer, [sum(len(phase.batches) for phase in parts) for parts in plan])
             done = checkpoints.load(keep, model, optimizer, settings, device) if os.path.exists(keep) else 0
         update, finite = _Update(model, tuning, objective, optimizer), finite_tensors(model)
+        stack.callback(update.let_go)
         for epoch, parts in enumerate(plan[done:], start=done):
             loss = yield from _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done)
             check_finite(model, finite, f"after epoch {epoch + 1}")
@@ -267,6 +268,10 @@ class _Update:
             step = partial(self._from_rows, phase, rows)
             self._replays[key] = Replays(step, partial(self.optimizer.zero_grad, set_to_none=True)) if _on_device(rows, device) else None
         return self._replays[key]
+
+    def let_go(self) -> None:
+        """Of the graphs and their memory, at once: they hold this object, and would wait for the garbage collector with it."""
+        self._replays.clear()
 
     def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
         return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)

@@ -135,7 +135,7 @@ class Positions(nn.Module):
         self.head = nn.Linear(6, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1])
+        places = torch.arange(x.shape[1], device=x.device)
         x = self.words(x) + self.places(places) + self.segments(places[None] % 2)
         return self.head(torch.tanh(x).mean(1))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from expunge.fisher import convolution, diagonal
 from tests import reference
-from tests.fisher.cases import MODELS, build
+from tests.fisher.cases import MODELS, Pooled, build
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
@@ -30,10 +31,31 @@ def test_equals_the_definition(name):
     assert reference.worst_error(on_gpu(model, batch), reference.fisher(model, batch)) <= 1e-10
 
 
+def test_recurrent_layers_with_dropout_have_gradients_in_eval_mode():
+    torch.manual_seed(0)
+    model = Pooled(nn.LSTM(5, 6, num_layers=2, dropout=0.5, batch_first=True), 6).double().eval()
+    batch = (torch.randn(7, 3, 5).double(), torch.randint(4, (7,)))
+    assert reference.worst_error(on_gpu(model, batch), reference.fisher(model, batch)) <= 1e-10
+
+
+def test_memory_is_given_back_at_once():
+    """Nothing waits for the garbage collector: the next pass of the user's may need it."""
+    model, batch = build("residual", torch.float32)
+    model, batch = model.cuda(), tuple(tensor.cuda() for tensor in batch)
+    found = diagonal(model, [batch] * 3)
+    gc.disable()
+    try:
+        before = torch.cuda.memory_allocated()
+        found = diagonal(model, [batch] * 3)
+        assert found.count == 21 and torch.cuda.memory_allocated() <= before
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_without_tf32(name):
     model, batch = build(name, torch.float32)
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         found = on_gpu(model, batch)
     assert reference.worst_error(found, reference.fisher(model, batch)) <= 1e-5
 
@@ -47,7 +69,7 @@ def test_convolutions_are_squared_in_tf32_where_they_are_computed_so(monkeypatch
     monkeypatch.setattr(convolution, "choose", lambda *arguments: chosen.add(way := choose(*arguments)) or way)
     for allowed, low, high in ((True, 1e-5, 1e-2), (False, 0.0, 1e-5)):
         chosen.clear()
-        with torch.backends.cudnn.flags(allow_tf32=allowed):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed):
             error = reference.worst_error(on_gpu(model, batch), expected)
         assert (convolution.by_tiles in chosen) == allowed
         assert low <= error <= high

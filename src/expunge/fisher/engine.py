@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy
 import torch
@@ -15,7 +17,6 @@ from expunge.checks import check_batch, check_model
 from expunge.errors import InputError, ModelError
 from expunge.fisher import cotangents as kinds
 from expunge.fisher.batchwise import batch_squares
-from expunge.fisher.graphs import Graphs
 from expunge.fisher.passes import Pass, closed_forms
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.scratch import Scratch
@@ -24,8 +25,10 @@ from expunge.fisher.survey import Plan, survey
 from expunge.modes import in_mode, seeded
 from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
+from expunge.replays import Replays, Result
 from expunge.settings import check_whole
 
+Step = Callable[[tuple[Batch, Tensor]], Pass]  # of a batch and its noise
 KINDS = ("empirical", "expected", "sampled", "batch")
 
 
@@ -103,15 +106,11 @@ class _Totals:
 class _Batchwise(_Totals):
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
         super().__init__(model, parameters, objective)
-        self.graphs = None if _hooked(model) else Graphs(self._pass)
+        step = partial(batch_squares, model, parameters, objective=objective)
+        self.step = _replayed(step) if device_of(model).type == "cuda" and not _hooked(model) else step
 
     def add(self, batch: Batch) -> None:
-        noise = torch.empty(0)  # there is no chance in it
-        captured = self.graphs if tensors(batch)[0].is_cuda else None
-        self.commit((captured or self._pass)(batch, noise).squares, 1)
-
-    def _pass(self, batch: Batch, noise: Tensor) -> Pass:
-        return Pass(batch_squares(self.model, self.parameters, batch, self.objective), (), torch.Size(), set())
+        self.commit(self.step(batch), 1)
 
 
 class _Samplewise(_Totals):
@@ -119,17 +118,16 @@ class _Samplewise(_Totals):
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, kind: str, draws: int, seed: int
     ) -> None:
         super().__init__(model, parameters, objective)
-        self.passes = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
+        self.cotangents = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
         self.draws = draws if kind == "sampled" else 0
         self.generator = numpy.random.Generator(numpy.random.Philox(seed))
-        self.scratch = Scratch()
         self.plan: Plan | None = None
-        self.graphs: Graphs | None = None
+        self.step: Step | None = None  # by the plan; it keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
 
     def add(self, batch: Batch) -> None:
-        samples = batch_size(batch)
-        self.add_part(batch, kinds.uniform_noise(self.generator, samples, self.draws))
+        noise = kinds.uniform_noise(self.generator, batch_size(batch), self.draws)
+        self.add_part(batch, noise.to(tensors(batch)[0].device))
 
     def add_part(self, batch: Batch, noise: Tensor) -> None:
         """Add a batch, in halves where it does not fit into memory."""
@@ -142,7 +140,7 @@ class _Samplewise(_Totals):
         else:
             return self.commit(squares, samples)
         # Outside the except block, which would keep the failed pass's tensors alive.
-        self.scratch, self.graphs = Scratch(), None
+        self.step = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         for half in (slice(0, samples // 2), slice(samples // 2, None)):
@@ -150,33 +148,55 @@ class _Samplewise(_Totals):
 
     def squares(self, batch: Batch, noise: Tensor) -> Squares:
         if batch_size(batch) == 1:  # one sample is its own definition
-            found = self.closed_forms(Plan(), batch, noise)
+            found = self.by(Plan())((batch, noise))
             return looped(self.model, list(self.parameters), batch, found.cotangents, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)
         plan = self.plan
+        if self.step is None:
+            captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or _hooked(self.model))
+            self.step = _replayed(self.by(plan)) if captured else self.by(plan)
         if self.logits is not None and self.objective.losses is cross_entropy:
             check_labels(self.logits, self.objective.targets(batch))  # a replayed pass cannot
-        found = self.graphs(batch, noise) if self.graphs else self.closed_forms(plan, batch, noise)
+        found = self.step((batch, noise))
         self.logits = found.logits
         if found.unexpected:
             plan.revise(found.unexpected)
+            self.step = None
             return self.squares(batch, noise)
         squares = dict(found.squares)
         for way, names in ((batched, plan.batched), (looped, plan.looped)):
             if names:
                 squares |= way(self.model, names, batch, found.cotangents, self.objective)
-        if self.graphs is None and tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or _hooked(self.model)):
-            self.graphs = Graphs(lambda batch, noise: self.closed_forms(plan, batch, noise))
         return squares
 
-    def closed_forms(self, plan: Plan, batch: Batch, noise: Tensor) -> Pass:
-        def sent(logits: Tensor) -> Sequence[Tensor]:
-            if logits.shape[:1] != (batch_size(batch),):
-                raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
-            return self.passes(logits.detach(), self.objective.targets(batch), noise)
+    def by(self, plan: Plan) -> Step:
+        """A pass by the closed forms of this plan. It does not hold this object, which may hold it: its memory is freed at once then."""
+        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, Scratch())
 
-        return closed_forms(self.model, self.parameters, plan.layouts, plan.idle, batch, sent, self.objective, self.scratch)
+
+def _pass(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    plan: Plan,
+    cotangents: kinds.Cotangents,
+    objective: Objective,
+    scratch: Scratch,
+    both: tuple[Batch, Tensor],
+) -> Pass:
+    batch, noise = both
+
+    def sent(logits: Tensor) -> Sequence[Tensor]:
+        if logits.shape[:1] != (batch_size(batch),):
+            raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
+        return cotangents(logits.detach(), objective.targets(batch), noise)
+
+    return closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch)
+
+
+def _replayed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:
+    """The same, from the second batch of a shape on as a CUDA graph: launching kernels from Python takes longer than running them."""
+    return Replays(step, warm=1, lasting=False)
 
 
 @contextmanager

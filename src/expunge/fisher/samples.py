@@ -89,9 +89,11 @@ def _places(model: nn.Module) -> dict[str, list[str]]:
     return places
 
 
-def relative_error(found: Tensor, reference: Tensor) -> float:
-    """max |found − reference| / max |reference|; 0 where both vanish."""
-    difference, size = (
-        float(tensor.detach().abs().amax()) if tensor.numel() else 0.0 for tensor in (found.detach() - reference, reference)
-    )
-    return difference / size if size else (math.inf if difference else 0.0)
+def relative_errors(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """max |found − reference| / max |reference| of each pair; 0 where both vanish. A device is waited for once for all of them."""
+    parts = [part for found, reference in pairs for part in (found.detach() - reference.detach(), reference.detach())]
+    largest = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]
+    sizes = torch.stack([value.to(parts[0].device, torch.float64) for value in largest]).tolist() if largest else []
+    return [
+        difference / size if size else (math.inf if difference else 0.0) for difference, size in zip(sizes[::2], sizes[1::2], strict=True)
+    ]

@@ -21,7 +21,7 @@ from expunge.fisher.interception import Interception
 from expunge.fisher.layouts import Layout, infer
 from expunge.fisher.passes import closed_forms
 from expunge.fisher.provenance import Provenance
-from expunge.fisher.samples import Squares, add_single, batched, fresh, relative_error
+from expunge.fisher.samples import Squares, add_single, batched, fresh, relative_errors
 from expunge.fisher.scratch import Scratch, wide
 from expunge.objective import Batch, Objective
 
@@ -52,27 +52,32 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     Where rounding alone may have failed a closed form (a ReLU that flips changes a gradient by percents), a copy in float64 decides.
     """
     probe = take(batch, slice(0, PROBE))
-    plan, failed = _survey(model, parameters, probe, objective)
-    if failed and any(value.dtype != torch.float64 for value in parameters.values()):
-        try:
-            twin = copy.deepcopy(model).double()
-            named = dict(twin.named_parameters())
-            wide_probe = each_tensor(probe, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
-            with torch.autocast(device_of(twin).type, enabled=False):
-                plan, _ = _survey(twin, {name: named[name] for name in parameters}, wide_probe, objective)
-        except Exception:  # a model that cannot be copied or cannot run in float64: the plan it has is exact too
-            return plan
-    return plan
+    if all(value.dtype == torch.float64 for value in parameters.values()):
+        return _survey(model, parameters, probe, objective)
+    try:
+        return _survey(model, parameters, probe, objective, doubting=True)
+    except _Doubt:
+        pass
+    try:
+        twin = copy.deepcopy(model).double()
+        named = dict(twin.named_parameters())
+        wide_probe = each_tensor(probe, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        with torch.autocast(device_of(twin).type, enabled=False):
+            return _survey(twin, {name: named[name] for name in parameters}, wide_probe, objective)
+    except Exception:  # a model that cannot be copied or cannot run in float64: the plan it has itself is exact too
+        return _survey(model, parameters, probe, objective)
 
 
-def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective) -> tuple[Plan, bool]:
-    """The plan, and whether a closed form failed its check."""
+class _Doubt(Exception):
+    """A closed form failed its check."""
+
+
+def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective, doubting: bool = False) -> Plan:
     with torch.no_grad():
         together, more = _watched(model, parameters, probe, objective)
     cotangent = _random_like(together)
     reference, fewer = _defined(model, parameters, probe, together, cotangent, objective)
     choices, bare = _choices(fewer, more)
-    started = len(choices)
     while choices:
         layouts = {name: found[0] for name, found in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, objective)
@@ -80,7 +85,10 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
             wrong = bare & set(choices) or set(choices)
         if not wrong:
             break
-        choices = {name: found[name in wrong :] for name, found in choices.items() if found[name in wrong :]}
+        left = {name: found[name in wrong :] for name, found in choices.items() if found[name in wrong :]}
+        if doubting and len(left) < len(choices):
+            raise _Doubt
+        choices = left
     plan = Plan({name: found[0] for name, found in choices.items()})
     plan.idle = [name for name in parameters if not (more.uses[name] or fewer.uses[name] or bool(reference[name].any()))]
     rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
@@ -89,9 +97,10 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
             found = batched(model, rest, probe, [cotangent], objective)
         except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
             found = {}
-        plan.batched = [name for name in rest if name in found and _agree(found[name], reference[name])]
-        plan.looped = [name for name in rest if name not in plan.batched]
-    return plan, len(choices) < started
+        alike = _agreeing(found, {name: reference[name] for name in found})
+        plan.batched = [name for name in rest if name in alike]
+        plan.looped = [name for name in rest if name not in alike]
+    return plan
 
 
 def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> tuple[Tensor, Interception]:
@@ -119,7 +128,7 @@ def _defined(
             alone, uses = _watched(model, parameters, take(probe, one), objective)
         if not torch.isfinite(alone).all():
             raise ModelError("the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity")
-        if alone.shape != together[one].shape or not relative_error(alone, together[one]) < tolerance(together):
+        if alone.shape != together[one].shape or not relative_errors([(alone, together[one])])[0] < tolerance(together):
             raise ModelError(
                 "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
                 "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
@@ -157,14 +166,16 @@ def _wrong(
         found = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
     except Exception:  # whatever a model does with a shape it does not expect
         return None
-    agreed = {name for name in layouts if name not in found.unexpected and _agree(found.squares.get(name), reference[name])}
-    return set(layouts) - agreed
+    expected = {name: reference[name] for name in layouts if name not in found.unexpected}
+    silent = {name: torch.zeros_like(tensor) for name, tensor in expected.items() if name not in found.squares}
+    return set(layouts) - _agreeing(found.squares | silent, expected)
 
 
-def _agree(found: Tensor | None, reference: Tensor) -> bool:
-    if found is None:
-        return not bool(reference.any())
-    return found.shape == reference.shape and relative_error(found, reference) < tolerance(reference)
+def _agreeing(found: Squares, reference: Squares) -> set[str]:
+    """The names for which the same was found, up to rounding."""
+    alike = {name: tensor for name, tensor in reference.items() if found[name].shape == tensor.shape}
+    errors = relative_errors([(found[name], tensor) for name, tensor in alike.items()])
+    return {name for (name, tensor), error in zip(alike.items(), errors, strict=True) if error < tolerance(tensor)}
 
 
 def tolerance(tensor: Tensor) -> float:
