@@ -112,6 +112,11 @@ def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 def _update(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
     digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    add_bytes(digest, tensor)
+
+
+def add_bytes(digest: hashlib._Hash, tensor: Tensor) -> None:
+    """Of a tensor on any device, in the order of its indices."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     if flat.numel():
         digest.update(flat.view(torch.uint8).numpy().data)
