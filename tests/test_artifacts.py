@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from expunge.artifacts import check_file, check_folder, write_bytes
+from expunge.artifacts import write_bytes
 from expunge.errors import InputError
+from expunge.outputs import check_file, check_folder
 
 
 def test_a_link_stays_and_its_file_is_written(tmp_path):

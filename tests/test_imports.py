@@ -10,7 +10,8 @@ import expunge
 SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
-    set("errors objective artifacts batches progress modes schedules replays checkpoints lone copies settings endings".split()),
+    {"errors", "objective", "artifacts", "outputs", "batches", "contents", "progress", "modes", "schedules", "replays", "checkpoints"}
+    | {"lone", "copies", "settings", "endings"},
     {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
     {"methods"},
     {"unlearning"},

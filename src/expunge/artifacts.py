@@ -48,27 +48,6 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
     return Path(path)
 
 
-def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
-    """Before the work: whether results can be written into this folder, which need not be there yet."""
-    if not os.fspath(path):
-        raise InputError(argument, "must be a folder's path", "an empty one")
-    nearest = Path(os.path.realpath(path))
-    while not os.path.lexists(nearest):
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        raise InputError(argument, f"must be a folder, and {nearest} is none", os.fspath(path))
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(argument, f"must be a folder that can be written, and {nearest} cannot", os.fspath(path))
-
-
-def check_file(argument: str, path: str | os.PathLike[str]) -> None:
-    """Before the work: whether this file can be written."""
-    target = Path(os.path.realpath(path))
-    if not os.fspath(path) or (target.exists() and not target.is_file()):
-        raise InputError(argument, "must be the path of a plain file, or of a new one", os.fspath(path) or "an empty one")
-    check_folder(argument, target.parent)
-
-
 def write_json(path: str | os.PathLike[str], content: Any) -> Path:
     return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
 
@@ -112,6 +91,11 @@ def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 def _update(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
     digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    add_bytes(digest, tensor)
+
+
+def add_bytes(digest: hashlib._Hash, tensor: Tensor) -> None:
+    """Of a tensor on any device, in the order of its indices."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     if flat.numel():
         digest.update(flat.view(torch.uint8).numpy().data)

@@ -133,6 +133,7 @@ class Batches:
     read: Callable[[int | None], Iterator[Batch]]  # the seed of the order, or None for the order of the data
     length: int
     rows: Rows | None = None  # where the batches are rows of such a dataset
+    source: Any = None  # the dataset or loader they come from
 
     def __iter__(self) -> Iterator[Batch]:
         return self.read(None)
@@ -182,7 +183,7 @@ def _leaves(entry: Any) -> Iterator[Any]:
 
 def _from_loader(loader: DataLoader[Any], argument: str) -> Batches:
     length = _length(loader, argument)
-    return Batches(lambda seed: _counted(iter(loader), length, argument), length)
+    return Batches(lambda seed: _counted(iter(loader), length, argument), length, source=loader)
 
 
 def _counted(batches: Iterator[Batch], length: int, argument: str) -> Iterator[Batch]:
@@ -215,7 +216,7 @@ def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
         return map(read_rows, order.split(batch_size))
 
     at_once = _at_once(dataset, argument)
-    return Batches(read, -(-length // batch_size), None if at_once is None else Rows(at_once, length, batch_size))
+    return Batches(read, -(-length // batch_size), None if at_once is None else Rows(at_once, length, batch_size), dataset)
 
 
 def row_reader(dataset: Any, argument: str = "dataset") -> Callable[[Tensor], Batch]:

@@ -18,6 +18,7 @@ from expunge.errors import MismatchError
 from expunge.modes import Generators
 
 KIND = "training"
+DATA = "data"  # the one setting that need not be known: not every dataset tells, and older files do not have it
 
 
 def save(
@@ -46,8 +47,11 @@ def load(path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer, s
     """Put everything back where it was; the number of epochs that are done. A file of another training is refused, nothing changed."""
     tensors, metadata = load_tensors(path, KIND)
     kept = json.loads(metadata["settings"])
-    if other := [f"{name} {kept.get(name)}, not {value}" for name, value in settings.items() if kept.get(name) != value]:
+    needed = {name: value for name, value in settings.items() if name != DATA}
+    if other := [f"{name} {kept.get(name)}, not {value}" for name, value in needed.items() if kept.get(name) != value]:
         raise MismatchError(f"{os.fspath(path)} is of a training with other settings: {'; '.join(other)}; keep this one in another file")
+    if DATA in kept and DATA in settings and kept[DATA] != settings[DATA]:
+        raise MismatchError(f"{os.fspath(path)} is of a training on other data; keep this one in another file")
     held = _weights(model)
     found = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
     if _forms(found) != _forms(held):

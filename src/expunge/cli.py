@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from expunge import __version__
 from expunge.bench.command import Bench, bench_command, run_bench
 from expunge.endings import ended
 from expunge.errors import InputError
+from expunge.outputs import check_file, check_folder
 
 
 @dataclass(frozen=True)
@@ -185,14 +185,12 @@ def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
 
 def run_report(options: Report) -> None:
     from expunge import report
-    from expunge.artifacts import check_file
 
     check_file("out", options.out)
     print(report.write(options.results, options.out))
 
 
 def run_data(options: Data) -> None:
-    from expunge.artifacts import check_folder
     from expunge.vision.datasets import data_folder
     from expunge.vision.downloads import get
 
@@ -203,7 +201,6 @@ def run_data(options: Data) -> None:
 
 def run_bench_report(options: Bench) -> None:
     from expunge import report
-    from expunge.artifacts import check_file
 
     page = f"{options.out}/{options.profile}.html"
     check_file("out", page)
@@ -212,7 +209,6 @@ def run_bench_report(options: Bench) -> None:
 
 def run_demo(options: Demo) -> None:
     from expunge import demo, demo_report
-    from expunge.artifacts import check_folder
     from expunge.metrics import accuracy
     from expunge.modes import check_seeds, one_thread
     from expunge.vision.digits import digits
@@ -244,7 +240,6 @@ def run_demo(options: Demo) -> None:
 
 def run_compare(options: Compare) -> None:
     from expunge import comparison, comparison_report, demo
-    from expunge.artifacts import check_folder
     from expunge.modes import check_seeds, one_thread
     from expunge.progress import track
     from expunge.vision.digits import digits
@@ -277,8 +272,7 @@ def run_compare(options: Compare) -> None:
 
 def run_train(options: Train) -> None:
     from expunge import training_report
-    from expunge.artifacts import check_folder
-    from expunge.bench.locks import held
+    from expunge.bench.locks import held_alone
     from expunge.modes import check_seeds, device_named
     from expunge.vision import datasets, recipes
     from expunge.vision.training import plan, train_networks
@@ -299,13 +293,8 @@ def run_train(options: Train) -> None:
         told = training_report.told(recipe) + (f" ({note})" if note else "")
         print(f"{options.network} on {options.dataset}: {told}", file=sys.stderr, flush=True)
     try:
-        with ExitStack() as stack:
-            for job in jobs:
-                if not stack.enter_context(held(Path(options.out) / "locks" / f"{job.name}.lock")):
-                    raise InputError(
-                        "out", "must not be in use: another training of this name is running there", f"{options.out}/{job.name}"
-                    )
-            show = stack.enter_context(training_report.shown(recipe.epochs, not options.quiet))
+        names, shown = [job.name for job in jobs], training_report.shown(recipe.epochs, not options.quiet)
+        with held_alone("out", options.out, names), shown as show:
             trained = train_networks(
                 options.network,
                 images.classes,

@@ -18,6 +18,7 @@ from torch.optim import SGD, Optimizer
 from expunge import checkpoints, masks
 from expunge.batches import Batches, Data, Rows, as_batches, device_of, tensors, to_device
 from expunge.checks import check_finite, finite_tensors, screened
+from expunge.contents import data_digest
 from expunge.errors import DivergedError, InputError, ModelError, naming
 from expunge.lone import Lone
 from expunge.modes import in_mode, seeded
@@ -96,6 +97,10 @@ def train(
     stopped, at whatever moment, goes on from there, and ends with the weights it would have had. `after_epoch` comes before the file is
     written, so it may be called twice for the epoch in which a training was stopped. Without `keep` every call starts anew.
 
+    A file of a training with other settings or on other data is refused. Data are told from others by the tensors of a TensorDataset or
+    of our images, or by the numbers in a dataset's `targets`, also in a Subset, a ConcatDataset or a loader; equal means bit for bit. Other
+    changes (of batches in a list, of what a dataset of one's own holds or makes of a sample, of the objective) are not noticed.
+
     On CUDA, where the data are tensors on the device, each step is replayed as one CUDA graph.
     """
     batches = as_batches(data, "data", tuning.batch_size)
@@ -164,7 +169,7 @@ def steps(
         device, done = device_of(model), 0
         settings: dict[str, str] = {}
         if keep is not None:
-            settings = _settings(tuning, optimizer, [sum(len(phase.batches) for phase in parts) for parts in plan])
+            settings = _settings(tuning, optimizer, plan)
             done = checkpoints.load(keep, model, optimizer, settings, device) if os.path.exists(keep) else 0
         update, finite = _Update(model, tuning, objective, optimizer), finite_tensors(model)
         stack.callback(update.let_go)
@@ -216,8 +221,9 @@ def _epoch(
     return float(noted.sum()) / made
 
 
-def _settings(tuning: Tuning, optimizer: Optimizer, steps: Sequence[int]) -> dict[str, str]:
+def _settings(tuning: Tuning, optimizer: Optimizer, plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
     """What makes a training the same one. The schedule by its rates, the optimizer by what it holds: their names need not tell."""
+    steps = [sum(len(phase.batches) for phase in parts) for parts in plan]
     rates = [[tuning.schedule.rate(epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
     runs = ", ".join(f"{len(list(equal))}x{rate:g}" for rate, equal in itertools.groupby(of_epoch[0] for of_epoch in rates))
     digest = hashlib.sha256(repr(rates).encode()).hexdigest()[:8]
@@ -228,7 +234,15 @@ def _settings(tuning: Tuning, optimizer: Optimizer, steps: Sequence[int]) -> dic
         "rates": f"{runs} by epoch ({digest})",
         "optimizer": f"{type(optimizer).__name__} {groups}",
         **{name: str(getattr(tuning, name)) for name in ("batch_size", "freeze", "seed", "eval_mode", "precision")},
+        **_data(plan),
     }
+
+
+def _data(plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
+    """Which data, where that can be told of all."""
+    sources = {id(phase.batches.source): phase.batches.source for parts in plan for phase in parts}
+    digests = [data_digest(source) for source in sources.values()]
+    return {} if None in digests else {checkpoints.DATA: " ".join(map(str, digests))}
 
 
 class _Update:

@@ -184,6 +184,21 @@ def test_a_training_does_not_go_on_with_other_data_of_the_same_name(images, tmp_
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("augment", [False, True])
+def test_the_state_tells_its_data_without_the_curve_too(images, tmp_path, augment):
+    jobs, _ = plan("pics", "resnet8", images, [1], without=3, augment=augment)
+    first = trained(images, jobs, out=tmp_path)[0]
+    (tmp_path / f"{jobs[0].name}.json").unlink()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    labels = images.train.labels.clone()
+    labels[labels == 4] = 5
+    other = replace(images, train=datasets.Images(images.train.pixels, labels, images.train.mean, images.train.std))
+    with pytest.raises(MismatchError, match="seed1.training.safetensors is of a training on other data; keep this one in another file"):
+        trained(other, plan("pics", "resnet8", other, [1], without=3, augment=augment)[0], out=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert trained(images, jobs, out=tmp_path)[0].digest == first.digest
+
+
 def test_a_folder_without_a_name_gets_one(images, tmp_path, monkeypatch):
     (tmp_path / "pics").mkdir()
     monkeypatch.chdir(tmp_path / "pics")

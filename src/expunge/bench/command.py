@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from expunge.outputs import check_file, check_folder
+
 if TYPE_CHECKING:
     from expunge.bench.experiments import Entry, Experiment
     from expunge.bench.profiles import Profile
@@ -133,7 +135,7 @@ def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]
 
 
 def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
-    from expunge.artifacts import check_file, check_folder, write_json
+    from expunge.artifacts import write_json
     from expunge.bench.run import run
 
     if options.cells is not None:
@@ -201,7 +203,6 @@ def _table(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]
 
 
 def _adopt(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
-    from expunge.artifacts import check_folder
     from expunge.bench.models import named
 
     check_folder("out", options.out)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from expunge.errors import InputError
 
 
 @contextmanager
@@ -20,3 +23,14 @@ def held(path: Path) -> Iterator[bool]:
             yield False
             return
         yield True
+
+
+@contextmanager
+def held_alone(argument: str, folder: str | os.PathLike[str], names: Iterable[str]) -> Iterator[None]:
+    """The locks of several trainings in a folder, refused where another process trains one of these names there."""
+    with ExitStack() as stack:
+        for name in names:
+            if not stack.enter_context(held(Path(folder) / "locks" / f"{name}.lock")):
+                rule = "must not be in use: another training of this name is running there"
+                raise InputError(argument, rule, f"{os.fspath(folder)}/{name}")
+        yield

@@ -33,7 +33,8 @@ KIND = "model"
 class Job:
     """One network to train: its data, and the seed of its weights and of the order of its samples.
 
-    `data_digest` tells the data from others of the same name: a training does not go on with other data than it began with.
+    `data_digest` tells the data from others of the same name, those that are only measured on too: a curve does not go on with other data
+    than it began with. (Of what is trained on, the state tells as well: `contents`.)
     """
 
     name: str
@@ -83,7 +84,11 @@ class Augmented(Dataset[Any]):
 
     @property
     def targets(self) -> Tensor:
-        return self.images.labels
+        return self.images.targets
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self.images.tensors
 
 
 def build(network: str, classes: int, channels: int, seed: int, device: torch.device) -> nn.Module:

@@ -57,6 +57,11 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         """The labels, where torchvision's datasets keep them."""
         return self.labels
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All it holds, where a TensorDataset has it: `contents.data_digest` tells images from others by it."""
+        return self.pixels, self.labels
+
     def take(self, rows: Tensor) -> Images:
         """A copy of some of the images, normalised in the same way."""
         chosen = rows.to(self.labels.device)

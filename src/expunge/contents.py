@@ -1,0 +1,78 @@
+"""Which data a dataset holds: a digest of its tensors, not of the samples it gives, since chance may change these at every reading."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+
+from expunge.artifacts import add_bytes
+
+CHUNK = 4096  # rows taken at once, for the memory's sake; the digest does not depend on it
+
+
+def data_digest(data: Any) -> str | None:
+    """SHA-256 over the tensors that a dataset or a loader's dataset shows, in the order of its samples; None where it shows none.
+
+    Shown are `tensors` (of a TensorDataset, or of our images) or else `targets` (where torchvision's datasets have their labels), with a
+    row for every sample. A Subset counts by its own rows alone. No sample is read: random transforms and the order of a loader play no
+    part, and nothing else that a dataset may hold does.
+    """
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    digest, size = hashlib.sha256(), _size(dataset)
+    return digest.hexdigest() if _add(digest, dataset, torch.arange(size)) else None
+
+
+def _add(digest: hashlib._Hash, dataset: Any, rows: Tensor) -> bool:
+    """Add these rows of a dataset; False where it shows none. One that cannot have such rows says so when it is read, not here."""
+    size = _size(dataset)
+    if not len(rows) or int(rows.min()) < -size or int(rows.max()) >= size:
+        return False
+    if isinstance(dataset, Subset):
+        chosen = _numbers(dataset.indices)
+        return chosen is not None and _add(digest, dataset.dataset, chosen.long().cpu()[rows])
+    if isinstance(dataset, ConcatDataset):
+        return _add_parts(digest, dataset, torch.where(rows < 0, rows + size, rows))
+    columns = _columns(dataset, size)
+    for column in columns:
+        digest.update(f"{column.dtype}|{tuple(column.shape[1:])}|{len(rows)}|".encode())
+        for some in rows.to(column.device).split(CHUNK):
+            add_bytes(digest, column[some])
+    return bool(columns)
+
+
+def _add_parts(digest: hashlib._Hash, dataset: ConcatDataset[Any], rows: Tensor) -> bool:
+    ends = dataset.cumulative_sizes
+    parts = torch.bucketize(rows, torch.tensor(ends), right=True)
+    add_bytes(digest, parts)  # how the rows of the parts follow each other
+    held = zip(dataset.datasets, [0, *ends], strict=False)
+    return any([_add(digest, each, rows[parts == part] - start) for part, (each, start) in enumerate(held)])
+
+
+def _columns(dataset: Any, size: int) -> list[Tensor]:
+    shown = getattr(dataset, "tensors", None)
+    if not isinstance(shown, (tuple, list)):
+        shown = [_numbers(getattr(dataset, "targets", None))]
+    return [column for column in shown if isinstance(column, Tensor) and _has_bytes(column) and column.dim() and len(column) == size]
+
+
+def _has_bytes(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
+def _numbers(given: Any) -> Tensor | None:
+    """Labels or rows as a tensor; None for others, such as names."""
+    try:
+        return given if isinstance(given, Tensor) else torch.tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _size(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):  # a loader's dataset need not have a length
+        return 0
