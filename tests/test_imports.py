@@ -10,7 +10,7 @@ import expunge
 SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
-    set("errors objective artifacts batches progress modes schedules replays checkpoints lone copies settings endings".split()),
+    set("errors objective classes artifacts batches progress modes schedules replays checkpoints lone copies settings endings".split()),
     {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
     {"methods"},
     {"unlearning"},
