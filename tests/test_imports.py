@@ -10,8 +10,8 @@ import expunge
 SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
-    {"errors", "objective", "artifacts", "outputs", "batches", "contents", "progress", "modes", "schedules", "replays", "checkpoints"}
-    | {"lone", "copies", "settings", "endings"},
+    {"errors", "objective", "classes", "artifacts", "outputs", "batches", "contents", "progress", "modes", "schedules", "replays"}
+    | {"checkpoints", "lone", "copies", "settings", "endings"},
     {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
     {"methods"},
     {"unlearning"},

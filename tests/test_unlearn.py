@@ -159,15 +159,18 @@ def binary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def test_methods_of_the_softmax_need_classes(method):
     one = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 1))
     data = TensorDataset(torch.randn(5, 1, 4, 4), torch.ones(5, 1, dtype=torch.int64))
-    with pytest.raises(InputError, match=r"^objective: .* needs logits of shape \(N, K, ...\) with two classes or more; found \(5, 1\)"):
+    with pytest.raises(InputError, match=r"^objective: .* needs? logits of shape \(N, K, ...\) with two classes or more; found \(5, 1\)"):
         unlearn(one, data, cases.remain(), method, objective=expunge.Objective(losses=binary), watch={})
 
 
 @pytest.mark.parametrize("method", [expunge.RandomLabels(), expunge.SalUn()])
 def test_random_labels_need_one_label_a_sample(method):
     data = TensorDataset(torch.randn(5, 1, 4, 4), torch.ones(5, 3, dtype=torch.int64))
-    with pytest.raises(InputError, match=r"^forget: random labels need one integer label for each row of logits; found shape \(5, 3\)"):
+    with pytest.raises(InputError, match=r"^objective: random labels need classes: integer labels .*found torch.int64 of shape \(5, 3\)"):
         unlearn(cases.model(), data, cases.remain(), method, objective=expunge.Objective(losses=binary), watch={})
+    soft = TensorDataset(torch.randn(5, 1, 4, 4), torch.full((5, 3), 1 / 3))
+    with pytest.raises(InputError, match=r"^forget: random labels need one integer label for each row of logits; found shape \(5, 3\)"):
+        unlearn(cases.model(), soft, cases.remain(), method, watch={})
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)

@@ -13,6 +13,7 @@ from expunge.errors import InputError
 
 Batch = Any  # (inputs..., targets) as a tuple or list, or a mapping with a label key; anything, with an Objective of one's own
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
+IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
 
 
 def model_outputs(model: Callable[..., Any], batch: Batch) -> Tensor:
@@ -63,7 +64,7 @@ def check_labels(logits: torch.Size, targets: Tensor) -> None:
         return
     if targets.dtype != torch.int64:
         raise InputError("batches", "integer targets must be int64", targets.dtype)
-    counted = targets[targets != -100] if len(logits) > 2 else targets
+    counted = targets[targets != IGNORED] if len(logits) > 2 else targets
     if counted.numel() == 0:
         return
     low, high = (int(value) for value in torch.aminmax(counted))

@@ -12,6 +12,7 @@ from torch import nn
 
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.checks import check_disjoint, check_finite, check_model, finite_tensors, screened
+from expunge.classes import check_classes
 from expunge.copies import copied
 from expunge.errors import InputError, ModelError, naming
 from expunge.methods import FisherMask, Method, Run
@@ -160,6 +161,8 @@ def _check_watched(model: nn.Module, data: Batches, argument: str, objective: Ob
     with seeded(0, device), in_mode(model, training=False), torch.no_grad():
         held = to_device(next(iter(data)), device)
         try:
-            check_targets(objective.outputs(model, held), objective.targets(held))
+            logits, targets = objective.outputs(model, held), objective.targets(held)
+            check_targets(logits, targets)
+            check_classes(objective, logits, targets, "accuracy needs")
         except InputError as error:
             raise InputError(argument, f"{error.rule} (watch={{}} measures no accuracy)", error.found) from error

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from expunge.artifacts import weights_digest
-from expunge.batches import Data, as_batches, batch_size, device_of, take, tensors, to_device
+from expunge.batches import Data, as_batches, batch_size, device_of, few, take, tensors, to_device
 from expunge.checks import check_batch, check_model
+from expunge.classes import check_classes
 from expunge.errors import InputError, ModelError
 from expunge.fisher import cotangents as kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.passes import Pass, closed_forms
-from expunge.fisher.samples import Squares, batched, looped
+from expunge.fisher.samples import Squares, batched, fresh, looped
 from expunge.fisher.scratch import Scratch
 from expunge.fisher.sums import FisherSums
 from expunge.fisher.survey import Plan, survey
@@ -70,7 +71,10 @@ def diagonal(
         device = device_of(model)
         for batch in track(data, f"Fisher ({kind})", total=len(data), enabled=progress):
             check_batch(batch, "batches", objective)
-            adder.add(to_device(batch, device))
+            held = to_device(batch, device)
+            if kind != "empirical" and adder.count == 0:
+                _check_distribution(model, held, objective, kind)
+            adder.add(held)
     return FisherSums(adder.totals(), adder.count, kind, digest)
 
 
@@ -251,6 +255,17 @@ def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Param
     if not chosen:
         raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
     return chosen
+
+
+def _check_distribution(model: nn.Module, batch: Batch, objective: Objective, kind: str) -> None:
+    """These kinds do not ask the losses, but take the softmax of the logits for the model's distribution."""
+    if objective.losses is cross_entropy:
+        return
+    held = fresh(few(batch))
+    with torch.no_grad():
+        logits = objective.outputs(model, held)
+        if logits.dim() == 2 and logits.shape[1] > 1:  # others have no such distribution, whatever the losses
+            check_classes(objective, logits, objective.targets(held), f'the kind "{kind}" (unlike "empirical") needs')
 
 
 def _hooked(model: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from torch.optim import Adam
 
 from expunge.batches import Batches, Data, as_batches, batch_size, device_of
 from expunge.copies import copied
-from expunge.methods.run import Run, check_tuning, needs_remain, softmax_shape
+from expunge.methods.run import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import reset
 from expunge.modes import seeded
@@ -43,7 +43,7 @@ class BadTeacher:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "BadTeacher")
-        softmax_shape(model, as_batches(forget, "forget", run.batch_size), run, "BadTeacher")
+        class_shape(model, forget, remain, run, "BadTeacher needs")
         good, bad = _teacher(model), _teacher(self._random(model))
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
@@ -101,7 +101,7 @@ class SCRUB:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SCRUB")
-        softmax_shape(model, as_batches(forget, "forget", run.batch_size), run, "SCRUB")
+        class_shape(model, forget, remain, run, "SCRUB needs")
         teacher = _teacher(model)
 
         def apart(student: Tensor, batch: Batch) -> Tensor:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from expunge import channels, fisher, heads, masks, scores
 from expunge.batches import Data
+from expunge.classes import no_labels
 from expunge.errors import InputError
 from expunge.fisher import FisherSums
 from expunge.masks import Granularity, Mask, Scope, Which
 from expunge.methods.run import Run, check_tuning, mask_and_tune, needs_remain
+from expunge.objective import IGNORED
 from expunge.patches import Patch
 from expunge.settings import check_choice, check_number, check_whole
 from expunge.tuning import Tuning
@@ -135,7 +137,7 @@ class MaskClassifier:
             needs_remain(remain, "MaskClassifier with tuning")
         label = self.label
         if label is None:
-            label = _single_label(run.objective.targets(batch) for batch in run.batches(forget, "forget"))
+            label = _single_label((run.objective.targets(batch) for batch in run.batches(forget, "forget")), run.logits)
         mask = heads.class_rows(model, run.head_of(model, forget), label)
         return mask_and_tune(model, mask, remain, self.tuning, run)
 
@@ -150,8 +152,14 @@ def _allowed(model: nn.Module, forget: Data, run: Run, include_head: bool, which
     return masks.candidates(model, head, include_head, which)
 
 
-def _single_label(targets: Iterable[Tensor]) -> int:
-    labels = torch.unique(torch.cat([each.detach().flatten().cpu() for each in targets])).tolist()
+def _single_label(batches: Iterable[Tensor], logits: torch.Size | None) -> int:
+    found: list[Tensor] = []
+    for targets in batches:
+        if no_labels(logits, targets):
+            held = f"{targets.dtype} of shape {tuple(targets.shape)}"
+            raise InputError("label", "must be given where the forget set holds no integer labels", held)
+        found.append(targets.detach()[targets != IGNORED].cpu())
+    labels = torch.unique(torch.cat(found)).tolist()
     if len(labels) != 1:
         raise InputError("label", "must be given where the forget set holds several labels", labels)
     return int(labels[0])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from expunge import curvature, fisher, heads
 from expunge.batches import Data
+from expunge.classes import no_labels
 from expunge.curvature import ConjugateGradients, Vector
 from expunge.errors import InputError
 from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
@@ -94,10 +95,10 @@ class NewtonNoise:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "NewtonNoise")
+        variances = text_variances(_information(model, remain, self.kind, run), self.scale)  # first: it may refuse the objective
         batches = run.batches(remain, "remain")
         slope, _ = curvature.gradient(model, batches, run.objective, run.progress)
         step = self.solver(model, batches, slope, run.objective, run.progress)
-        variances = text_variances(_information(model, remain, self.kind, run), self.scale)
         noise = standard_normal(variances, self.seed)
         values = {name: model.get_parameter(name) - step[name] + variances[name].sqrt() * noise[name] for name in variances}
         return change_and_tune(model, values, remain, self.tuning, run)
@@ -135,8 +136,13 @@ def _forgotten_labels(forget: Data, remain: Data, run: Run) -> tuple[int, ...]:
     """Those of the forget data that no remain sample has."""
 
     def labels(data: Data, argument: str) -> set[int]:
-        found = [run.objective.targets(batch).detach().unique().cpu() for batch in run.batches(data, argument)]
-        return set() if any(each.is_floating_point() for each in found) else set(torch.cat(found).tolist())
+        found: set[int] = set()
+        for batch in run.batches(data, argument):
+            targets = run.objective.targets(batch)
+            if no_labels(run.logits, targets):
+                return set()
+            found |= {*targets.detach().unique().tolist()}
+        return found
 
     # Below zero are positions that do not count.
     return tuple(sorted(label for label in labels(forget, "forget") - labels(remain, "remain") if label >= 0))

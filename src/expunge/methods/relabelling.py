@@ -11,12 +11,10 @@ from torch.optim import Adam
 
 from expunge.batches import Data, as_batches
 from expunge.errors import InputError
-from expunge.methods.run import Run, check_tuning, needs_remain, softmax_shape
+from expunge.methods.run import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
-from expunge.objective import Batch
+from expunge.objective import IGNORED, Batch
 from expunge.tuning import Constant, Losses, Phase, Tuning
-
-IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,12 @@ def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, 
     The labels go beside the batches, which stay as they are: whatever the form of a batch, the objective need not know.
     """
     few, many = (as_batches(data, name, tuning.batch_size) for data, name in ((forget, "forget"), (remain, "remain")))
-    shape = softmax_shape(model, few, run, "random labels")
+    shape = class_shape(model, forget, remain, run, "random labels need")
     generator = torch.Generator().manual_seed(tuning.seed)
 
     def draw(batch: Batch) -> Tensor:
         targets = run.objective.targets(batch)
-        if targets.dim() != len(shape) - 1:
+        if targets.shape[1:] != shape[2:]:
             found = f"shape {tuple(targets.shape)} for logits {tuple(shape)}"
             raise InputError("forget", "random labels need one integer label for each row of logits", found)
         return random_labels(targets, shape[1], exclude_own, generator)
@@ -72,5 +70,8 @@ def random_labels(targets: Tensor, classes: int, exclude_own: bool, generator: t
         raise InputError("forget", "random labels need integer labels (int64)", targets.dtype)
     if classes < 2:
         raise InputError("forget", "random labels need two classes or more", classes)
+    strange = targets[((targets < 0) | (targets >= classes)) & (targets != IGNORED)]
+    if len(strange):
+        raise InputError("forget", f"random labels need labels in [0, {classes}), or {IGNORED} where none counts", int(strange[0]))
     drawn = torch.randint(1 if exclude_own else 0, classes, targets.shape, generator=generator).to(targets.device)
     return torch.where(targets == IGNORED, targets, (targets + drawn) % classes)

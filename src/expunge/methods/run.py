@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from expunge import channels, heads, tuning
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.checks import screened
+from expunge.classes import check_classes
 from expunge.errors import InputError, naming
 from expunge.modes import in_mode, seeded
 from expunge.objective import Objective
@@ -57,16 +58,16 @@ def needs_remain(remain: Data | None, why: str) -> None:
         raise InputError("remain", f"{why} needs the data to keep", "None")
 
 
-def softmax_shape(model: nn.Module, forget: Batches, run: Run, why: str) -> torch.Size:
-    """The shape of a batch's logits, with classes to choose from: of a single one the softmax is always 1."""
-    shape = run.logits
-    if shape is None:
-        device = device_of(model)
-        with seeded(0, device), in_mode(model, training=False), torch.no_grad():
-            shape = run.objective.outputs(model, to_device(next(iter(forget)), device)).shape
-    if len(shape) < 2 or shape[1] < 2:
-        raise InputError("objective", f"{why} needs logits of shape (N, K, ...) with two classes or more", tuple(shape))
-    return shape
+def class_shape(model: nn.Module, forget: Data, remain: Data, run: Run, why: str) -> torch.Size:
+    """The shape of some logits of the forget data. They must be of classes; remain data tell too, as forget data may be all alike."""
+    device, shapes = device_of(model), []
+    with seeded(0, device), in_mode(model, training=False), torch.no_grad():
+        for data, argument in ((forget, "forget"), (remain, "remain")):
+            batch = to_device(next(iter(run.batches(data, argument))), device)
+            logits = run.objective.outputs(model, batch)
+            check_classes(run.objective, logits, run.objective.targets(batch), why)
+            shapes.append(logits.shape)
+    return shapes[0]
 
 
 def check_tuning(settings: Tuning | None, method: str = "") -> None:

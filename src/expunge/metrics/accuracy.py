@@ -7,11 +7,10 @@ from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
 from expunge.checks import check_batch
+from expunge.classes import check_classes
 from expunge.errors import DivergedError, InputError
 from expunge.modes import in_mode, seeded
-from expunge.objective import Objective, check_labels
-
-IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
+from expunge.objective import IGNORED, Objective, check_labels
 
 
 def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), batch_size: int = 128) -> float:
@@ -26,10 +25,12 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
     broken = torch.zeros((), dtype=torch.int64, device=device)
     # Not inference mode: a tensor that the model keeps for later could not be trained with.
     with seeded(0, device), in_mode(model, training=False), torch.no_grad():
-        for batch in as_batches(data, "data", batch_size):
+        for number, batch in enumerate(as_batches(data, "data", batch_size)):
             held = to_device(batch, device)
             logits, targets = objective.outputs(model, held), objective.targets(held)
             check_targets(logits, targets)
+            if number == 0:
+                check_classes(objective, logits, targets, "accuracy needs")
             valid = targets != IGNORED
             largest, predicted = logits.max(1)
             right += ((predicted == targets) & valid).sum()
@@ -46,8 +47,9 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
 
 def check_targets(logits: Tensor, targets: Tensor) -> None:
     """One label of the head for each row of logits and position."""
-    if logits.dim() < 2:
-        raise InputError("logits", "must be (N, K) or (N, K, positions...), a number for each of K classes", f"shape {tuple(logits.shape)}")
+    if logits.dim() < 2 or logits.shape[1] < 2:
+        rule = "must be (N, K) or (N, K, positions...), a number for each of K classes, two or more"
+        raise InputError("logits", rule, f"shape {tuple(logits.shape)}")
     if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
         found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
         raise InputError("data", "accuracy needs one integer label for each row of logits", found)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
 from expunge.errors import InputError
-from expunge.metrics.accuracy import IGNORED, check_numbers, check_targets
+from expunge.metrics.accuracy import check_numbers, check_targets
 from expunge.modes import in_mode, seeded
-from expunge.objective import Objective, cross_entropy
+from expunge.objective import IGNORED, Objective, cross_entropy
 
 
 @dataclass(frozen=True, eq=False)
