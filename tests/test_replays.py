@@ -29,6 +29,8 @@ class Recorder:
         recorder = self
 
         class Graph:
+            rows = torch.empty(0)
+
             def replay(self):
                 recorder.replayed.append(self.rows.tolist())
 
@@ -116,6 +118,23 @@ def test_no_garbage_is_collected_in_a_capture(monkeypatch):
     for _ in range(WARM + 1):
         recorder.replays(torch.arange(4))
     assert enabled == [True] * WARM + [False] and gc.isenabled()
+
+
+def test_the_device_of_the_batch_is_the_current_one(monkeypatch):
+    recorder, current = Recorder(monkeypatch), []
+
+    @contextmanager
+    def device(chosen):
+        current.append(chosen)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    found = []
+    recorder.replays.step = lambda rows: found.append(current[:]) or rows
+    for _ in range(WARM + 1):
+        recorder.replays(torch.empty(4, device="meta"))
+    assert found == [[torch.device("meta")]] * (WARM + 1) and not current
 
 
 def test_few_steps_are_captured_sooner_and_by_the_kernels_that_are_set(monkeypatch):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,10 @@ class Replays(Generic[Result]):
         self._capturable = True
 
     def __call__(self, batch: Batch) -> Result:
+        with _current(tensors(batch)[0].device):
+            return self._made(batch)
+
+    def _made(self, batch: Batch) -> Result:
         form = _form(batch)
         known = form is not None and self._seen[form] and self._seen.total() >= self.warm
         if self._capturable and known and form not in self._captured:
@@ -112,6 +116,11 @@ def _form(batch: Batch) -> Hashable | None:
         forms = [_form(part) for part in parts]
         return None if None in forms else tuple(forms)
     return (type(batch), batch) if isinstance(batch, Hashable) else None
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """The device of the batch as the current one: of another a graph would record nothing."""
+    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
 
 def _own_stream() -> torch.cuda.Stream | None:
