@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from expunge.batches import Batches
 from expunge.fisher import convolution, diagonal
 from tests import reference
 from tests.fisher.cases import MODELS, Pooled, build
@@ -50,6 +51,25 @@ def test_memory_is_given_back_at_once():
         assert found.count == 21 and torch.cuda.memory_allocated() <= before
     finally:
         gc.enable()
+
+
+def test_graphs_of_smaller_batches_stay_sound():
+    """Larger batches take larger buffers; a graph goes on writing into those it was captured with."""
+    model, batch = build("residual", torch.float32)
+    model, few = model.cuda(), tuple(tensor[:2].cuda() for tensor in batch)
+    many = tuple(tensor.repeat(64, *[1] * (tensor.dim() - 1)) for tensor in few)
+    others: list[torch.Tensor] = []
+
+    def batches():
+        yield from (few, few, few, many)
+        others.extend(torch.ones(size, device="cuda") for size in range(64, 4096, 64) for _ in range(4))
+        yield from (few, few)
+
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = diagonal(model, Batches(lambda seed: batches(), 6)).sums
+        expected = diagonal(model, [few]).sums
+    assert all(bool((each == 1).all()) for each in others)
+    assert reference.worst_error(found, {name: (5 + 64) * sums for name, sums in expected.items()}) <= 1e-5
 
 
 @pytest.mark.parametrize("name", MODELS)

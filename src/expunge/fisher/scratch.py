@@ -18,6 +18,9 @@ class Scratch:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._in_graphs: dict[
+            int, Tensor
+        ] = {}  # by id; a CUDA graph writes where it was captured, though a larger buffer took the name since
         self._begun: set[str] = set()
         self._weights: dict[str, Tensor] = {}
 
@@ -27,6 +30,8 @@ class Scratch:
         held = self._held.get(key)
         if held is None or held.numel() < size:
             held = self._held[key] = like.new_empty(size)
+        if torch.cuda.is_current_stream_capturing():
+            self._in_graphs[id(held)] = held
         return held[:size].view(shape)
 
     def take_like(self, name: str, tensor: Tensor) -> Tensor:
