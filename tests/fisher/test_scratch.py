@@ -4,6 +4,7 @@ import weakref
 
 import torch
 
+from expunge.fisher import scratch as scratches
 from expunge.fisher.scratch import Scratch
 
 
@@ -21,7 +22,7 @@ def test_what_a_graph_was_captured_with_stays(monkeypatch):
     """A replay writes there, though the name has outgrown it: freed, it would be somebody else's."""
     scratch, like = Scratch(), torch.empty(0)
     with monkeypatch.context() as patched:
-        patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        patched.setattr(scratches, "_in_capture", lambda held: True)
         place = scratch.take("products", (4, 3), like).data_ptr()
     larger = [scratch.take("products", (size, 3), like) for size in (40, 400)]
     assert [each.data_ptr() for each in scratch._in_graphs.values()] == [place]

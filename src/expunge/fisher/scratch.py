@@ -30,7 +30,7 @@ class Scratch:
         held = self._held.get(key)
         if held is None or held.numel() < size:
             held = self._held[key] = like.new_empty(size)
-        if torch.cuda.is_current_stream_capturing():
+        if _in_capture(held):
             self._in_graphs[id(held)] = held
         return held[:size].view(shape)
 
@@ -109,6 +109,10 @@ def summed_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 ROWS = 512
+
+
+def _in_capture(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _place(tensor: Tensor) -> str:
