@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -62,3 +64,13 @@ def test_the_way_follows_from_the_shape(monkeypatch):
     assert way(512, 4, 512) is by_columns
     assert way(512, 2, 512) is by_taps
     assert way(108, 32, 48, kernel=1) is by_taps
+
+
+@pytest.mark.parametrize(("device", "passes", "stays"), [("cpu", 2, False), ("meta", 1, False), ("meta", 2, True)])
+def test_memory_that_a_captured_pass_writes_to_stays_its_own(device, passes, stays):
+    """Captured with small batches, replayed after a larger one: what the small ones wrote to would be another tensor's by then."""
+    kept, like = Scratch(), torch.empty(0, device=device)
+    for _ in range(passes):  # none is captured before the second
+        kept.begin()
+        small = weakref.ref(kept.take("columns", (4,), like)._base)
+    assert kept.take("columns", (8,), like).shape == (8,) and (small() is not None) == stays

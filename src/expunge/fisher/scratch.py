@@ -18,6 +18,8 @@ class Scratch:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._outgrown: list[Tensor] = []
+        self._passes = 0
         self._begun: set[str] = set()
         self._weights: dict[str, Tensor] = {}
 
@@ -26,6 +28,8 @@ class Scratch:
         key, size = (name, like.dtype, like.device), math.prod(shape)
         held = self._held.get(key)
         if held is None or held.numel() < size:
+            if held is not None and held.device.type != "cpu" and self._passes > 1:
+                self._outgrown.append(held)  # a graph may write there still, captured from a pass over smaller batches
             held = self._held[key] = like.new_empty(size)
         return held[:size].view(shape)
 
@@ -53,6 +57,7 @@ class Scratch:
 
     def begin(self) -> None:
         self._begun.clear()
+        self._passes += 1
 
 
 def wide(tensor: Tensor) -> Tensor:
