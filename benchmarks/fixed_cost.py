@@ -1,6 +1,7 @@
 """What a call of the Fisher engine costs beyond its batches (survey, digest, capture of a graph), and what a further batch costs.
 
-Run `python benchmarks/fixed_cost.py resnet50 vit vgg16 resnet20` on an idle machine; torch and numpy are enough. On CUDA with TF32. Medians of three calls over one, four and 36 batches, after a first one; the further batch is a 32nd of the last two's difference.
+Run `python benchmarks/fixed_cost.py resnet50 vit vgg16 resnet20` on an idle machine; torch and numpy are enough. On CUDA with TF32.
+Medians of three calls over one, four and 36 batches, after a first one; the further batch is a 32nd of the last two's difference.
 """
 
 from __future__ import annotations
