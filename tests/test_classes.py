@@ -48,6 +48,24 @@ def ignoring_255(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="none", ignore_index=255).sum(1)
 
 
+def noisy(logits: Tensor, targets: Tensor) -> Tensor:
+    return soft_cross_entropy(logits + torch.randn_like(logits), targets)
+
+
+def in_place(logits: Tensor, targets: Tensor) -> Tensor:
+    return soft_cross_entropy(logits.neg_(), targets)
+
+
+def with_penalty(logits: Tensor, targets: Tensor) -> Tensor:
+    losses = soft_cross_entropy(logits, targets)
+    (slope,) = torch.autograd.grad(losses.sum(), logits, create_graph=True)
+    return losses + slope.square().sum(1)
+
+
+def half_weighted(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets, torch.tensor([1.0, 9.0, 500.0]).bfloat16(), reduction="none").sum(1)
+
+
 # name: (losses, logits, targets)
 OF_CLASSES = {
     "focal loss": (focal, FLAT, LABELS),
@@ -68,7 +86,12 @@ OF_CLASSES = {
     "soft labels, half precision": (soft_cross_entropy, FLAT.bfloat16(), SOFT),
     "soft labels, log-probabilities": (lambda z, p: -(p * z).sum(1), FLAT.log_softmax(1), SOFT),
     "soft labels, float64": (soft_cross_entropy, FLAT.double(), SOFT.double()),
+    "soft labels, noise on the logits": (noisy, FLAT, SOFT),
+    "soft labels, logits changed in place": (in_place, FLAT, SOFT),
+    "soft labels, a penalty on the gradient": (with_penalty, FLAT, SOFT),
+    "soft labels, no tensor": (lambda z, held: soft_cross_entropy(z, held[0]), FLAT, (SOFT, LABELS)),
     "tokens": (focal, TOKENS, WORDS),
+    "tokens, weights in half precision": (half_weighted, TOKENS.bfloat16(), WORDS),
     "tokens, some left out": (ignoring_255, TOKENS, torch.where(WORDS == 0, 255, WORDS)),
     "tokens, one against all": (one_against_all, TOKENS, WORDS),
     "soft tokens": (soft_cross_entropy, TOKENS, TOKENS.softmax(1)),
@@ -79,7 +102,10 @@ OF_CLASSES = {
 @pytest.mark.parametrize("name", OF_CLASSES)
 def test_objectives_of_classes_are_taken(name):
     losses, logits, targets = OF_CLASSES[name]
-    check_classes(Objective(losses=losses), logits, targets, "this needs")
+    before, state = logits.clone(), torch.get_rng_state()
+    with torch.no_grad():
+        check_classes(Objective(losses=losses), logits, targets, "this needs")
+    assert torch.equal(logits, before) and torch.equal(torch.get_rng_state(), state)
 
 
 SURE = 30 * (2.0 * MANY - 1)
@@ -104,6 +130,11 @@ def test_other_objectives_are_refused(name):
     losses, logits, targets = OTHERS[name]
     with pytest.raises(InputError, match=r"^objective: this needs classes: integer labels .* and losses that take no softmax"):
         check_classes(Objective(losses=losses), logits, targets, "this needs")
+
+
+def test_targets_that_are_no_tensor_are_refused_by_name():
+    with pytest.raises(InputError, match="found tuple for logits"):
+        check_classes(Objective(losses=lambda logits, held: squared(logits, held[0])), FLAT, (SOFT,), "this needs")
 
 
 @pytest.mark.parametrize("positions", [K, T])

@@ -78,8 +78,16 @@ def test_rows_that_a_subset_leaves_out_do_not_count():
 
 def test_how_a_tensor_lies_in_memory_and_how_much_is_read_at_once_do_not_count(monkeypatch):
     first = data_digest(TensorDataset(X, Y))
-    monkeypatch.setattr(contents, "CHUNK", 5)
+    monkeypatch.setattr(contents, "CHUNK", 60)  # five rows of three numbers
     assert first == data_digest(TensorDataset(X.t().contiguous().t(), Y)) == data_digest(TensorDataset(X.clone().requires_grad_(), Y))
+
+
+def test_what_is_copied_at_once_does_not_grow_with_the_rows(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(contents, "add_bytes", lambda digest, tensor: sizes.append(tensor.nbytes))
+    monkeypatch.setattr(contents, "CHUNK", 16_000)
+    data_digest(TensorDataset(torch.zeros(10, 1000), torch.zeros(10, 9000)))
+    assert sizes == [16_000, 16_000, 8_000] + [36_000] * 10  # a row is the least
 
 
 @pytest.mark.parametrize("form", [list, numpy.array, torch.tensor])
@@ -95,6 +103,16 @@ class Endless(IterableDataset):
         yield from X
 
 
+class Unlabelled(Labelled):
+    @property
+    def targets(self):
+        raise FileNotFoundError("labels.txt")
+
+    @targets.setter
+    def targets(self, targets):
+        pass
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -105,6 +123,7 @@ class Endless(IterableDataset):
         Labelled([{"boxes": X}] * 12),
         Labelled(Y[:5]),  # not one for each sample
         Labelled(None),
+        Unlabelled(None),
         TensorDataset(X.to_sparse()),
         DataLoader(Endless(), 4),
         Subset(TensorDataset(X, Y), ["a", "b"]),

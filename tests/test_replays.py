@@ -3,6 +3,7 @@
 import gc
 import random
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from expunge import replays, tuning
 from expunge.errors import InputError
 from expunge.modes import Generators
-from expunge.replays import WARM, Replays
+from expunge.replays import GRAPHS, WARM, Replays
 from expunge.together import Training, train_together
 from expunge.tuning import Constant, Steps, Tuning, train
 
@@ -107,9 +108,31 @@ def test_what_is_no_tensor_counts_as_it_is(monkeypatch):
     for scale in (1, 1, 1, 2, 1, 2):
         recorder.replays({"rows": torch.arange(4), "scale": scale})
     assert seen == [1, 1, 1, 2, 1, 2] and len(recorder.eager) == 4 and len(recorder.replayed) == 2  # one graph each
-    for _ in range(5):
-        recorder.replays({"rows": torch.arange(4), "scale": {1}})  # cannot be compared
-    assert len(recorder.eager) == 9
+    for other in ({1}, Changing(), Unhashable([1])):  # cannot be compared, or be another by the next time
+        recorder.eager.clear()
+        for _ in range(5):
+            recorder.replays({"rows": torch.arange(4), "scale": other})
+        assert len(recorder.eager) == 5
+
+
+class Changing:
+    """Equal to itself, whatever it holds by then."""
+
+
+@dataclass(frozen=True)
+class Unhashable:
+    held: list[int]
+
+
+def test_of_many_forms_only_some_are_captured(monkeypatch):
+    """As batches have with the names of their samples: read again and again, each would keep a graph and its memory."""
+    recorder = Recorder(monkeypatch)
+    step = recorder.step
+    recorder.replays.step = lambda batch: step(batch[0])
+    for _ in range(3):
+        for number in range(GRAPHS + 4):
+            recorder.replays((torch.arange(4), [f"picture {number}"]))
+    assert len(recorder.captures) == GRAPHS and len(recorder.eager) == GRAPHS + 3 * 4
 
 
 def test_no_garbage_is_collected_in_a_capture(monkeypatch):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from expunge.errors import InputError
+from expunge.modes import seeded
 from expunge.objective import IGNORED, Objective, cross_entropy
 
 
@@ -19,13 +20,22 @@ def check_classes(objective: Objective, logits: Tensor, targets: Tensor, why: st
         raise InputError("objective", f"{why} logits of shape (N, K, ...) with two classes or more", tuple(logits.shape))
     if objective.losses is cross_entropy:
         return
-    labels = are_labels(logits.shape, targets)
-    if (labels and logits.dim() == 2) or _of_softmax(objective, logits, targets, 1):
+    labels = isinstance(targets, Tensor) and are_labels(logits.shape, targets)  # an objective of one's own may have others
+    if labels and logits.dim() == 2:
         return
-    if any(_of_softmax(objective, logits, targets, dimension) for dimension in range(2, logits.dim())):
+    try:
+        along = next((each for each in range(1, logits.dim()) if _of_softmax(objective, logits, targets, each)), None)
+    except RuntimeError:  # a loss that cannot be asked by itself, such as one that takes half precision alone
+        if labels:
+            return
+        raise
+    if along == 1:
+        return
+    if along is not None:
         raise InputError("objective", f"{why} the classes at dimension 1 of what `outputs` returns, (N, K, ...)", tuple(logits.shape))
     if not labels:
-        found = f"{targets.dtype} of shape {tuple(targets.shape)} for logits {tuple(logits.shape)}, and losses that take no softmax"
+        held = f"{targets.dtype} of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
+        found = f"{held} for logits {tuple(logits.shape)}, and losses that take no softmax"
         raise InputError("objective", f"{why} classes: integer labels (N, ...) as targets, in [0, K) for logits (N, K, ...)", found)
 
 
@@ -48,6 +58,12 @@ def _of_softmax(objective: Objective, logits: Tensor, targets: Tensor, dimension
     What rounding may do is measured by the size of the losses, that of equal logits among them: at the true labels they may all be near 0.
     """
     wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
-    rows = torch.stack([objective.per_sample(each, targets) for each in (wide, wide.log_softmax(dimension), torch.zeros_like(wide))])
+    rows = torch.stack([_losses(objective, each, targets) for each in (wide, wide.log_softmax(dimension), torch.zeros_like(wide))])
     rounding = 16 * torch.finfo(wide.dtype).eps * (1 + wide.logsumexp(dimension).abs().max())
     return bool(torch.isfinite(rows).all() and ((rows[0] - rows[1]).abs() <= rounding * rows.abs().max()).all())
+
+
+def _losses(objective: Objective, logits: Tensor, targets: Tensor) -> Tensor:
+    """As a training has them, of logits with a gradient and free to be changed in place; what is drawn is the same at every call."""
+    with seeded(0, logits.device), torch.enable_grad():
+        return objective.per_sample(logits.clone().requires_grad_().clone(), targets).detach()

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from expunge.artifacts import add_bytes
 
-CHUNK = 4096  # rows taken at once, for the memory's sake; the digest does not depend on it
+CHUNK = 64 << 20  # bytes taken at once, for the memory's sake; the digest does not depend on it
 
 
 def data_digest(data: Any) -> str | None:
@@ -39,7 +39,8 @@ def _add(digest: hashlib._Hash, dataset: Any, rows: Tensor) -> bool:
     columns = _columns(dataset, size)
     for column in columns:
         digest.update(f"{column.dtype}|{tuple(column.shape[1:])}|{len(rows)}|".encode())
-        for some in rows.to(column.device).split(CHUNK):
+        row_bytes = column[0].numel() * column.element_size()
+        for some in rows.to(column.device).split(max(1, CHUNK // max(1, row_bytes))):
             add_bytes(digest, column[some])
     return bool(columns)
 
@@ -53,10 +54,17 @@ def _add_parts(digest: hashlib._Hash, dataset: ConcatDataset[Any], rows: Tensor)
 
 
 def _columns(dataset: Any, size: int) -> list[Tensor]:
-    shown = getattr(dataset, "tensors", None)
+    shown = _shown(dataset, "tensors")
     if not isinstance(shown, (tuple, list)):
-        shown = [_numbers(getattr(dataset, "targets", None))]
+        shown = [_numbers(_shown(dataset, "targets"))]
     return [column for column in shown if isinstance(column, Tensor) and _has_bytes(column) and column.dim() and len(column) == size]
+
+
+def _shown(dataset: Any, name: str) -> Any:
+    try:
+        return getattr(dataset, name, None)
+    except Exception:  # a property of one's own, which training does not need
+        return None
 
 
 def _has_bytes(tensor: Tensor) -> bool:

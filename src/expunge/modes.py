@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy
 import torch
@@ -22,17 +22,35 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     cuDNN gives recurrent layers a gradient in train mode alone, so on CUDA they stay in it for both, in eval mode without their dropout.
     """
     before = [(module, module.training) for module in model.modules()]
-    recurrent = [(module, module.dropout) for module, _ in before if isinstance(module, nn.RNNBase) and _on_cuda(module) and not training]
+    recurrent = [(module, module.dropout) for module, _ in before if _recurrent(module) and _on_cuda(module) and not training]
     model.train(training)
     try:
         for layer, _ in recurrent:
             layer.training, layer.dropout = True, 0.0
-        yield
+        with uncached():
+            yield
     finally:
         for layer, dropout in recurrent:
             layer.dropout = dropout
         for module, mode in before:
             module.training = mode
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Under the caller's autocast, casts of weights are not kept: the next pass would take them, whatever a step made of the weights."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()  # the caller's next pass too
+
+
+def _recurrent(module: nn.Module) -> TypeGuard[nn.RNNBase]:
+    """One of torch's own: a forward pass of somebody else's may drop more, where it is told to train."""
+    return getattr(type(module), "forward", None) in (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
 
 
 def _on_cuda(module: nn.Module) -> bool:

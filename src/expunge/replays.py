@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -18,6 +19,8 @@ from expunge.objective import Batch
 
 Result = TypeVar("Result")  # tensors that the next step of the same form writes over
 
+GRAPHS = 16  # of one step: each keeps the memory of a pass, so where the forms are many the others stay eager
+PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, Enum)  # what cannot change from call to call
 WARM = 3  # eager steps before the first capture: libraries choose their kernels, the optimizer makes its state
 
 
@@ -52,7 +55,7 @@ class Replays(Generic[Result]):
     def _made(self, batch: Batch) -> Result:
         form = _form(batch)
         known = form is not None and self._seen[form] and self._seen.total() >= self.warm
-        if self._capturable and known and form not in self._captured:
+        if self._capturable and known and form not in self._captured and len(self._captured) < GRAPHS:
             self._capture(form, batch)
         held = self._captured.get(form)
         if held is None:
@@ -108,14 +111,15 @@ def uncollected() -> Iterator[None]:
 
 
 def _form(batch: Batch) -> Hashable | None:
-    """What a graph is tied to: the shapes and types of the tensors, and all else as it is. None where that cannot be compared."""
+    """What a graph is tied to: the shapes and types of the tensors, and plain values as they are. None where something else, which may
+    change meanwhile, is in the batch."""
     if isinstance(batch, Tensor):
         return batch.shape, batch.dtype, batch.stride()
     if isinstance(batch, (Mapping, tuple, list)):
         parts = [*batch.items()] if isinstance(batch, Mapping) else batch
         forms = [_form(part) for part in parts]
         return None if None in forms else tuple(forms)
-    return (type(batch), batch) if isinstance(batch, Hashable) else None
+    return (type(batch), batch) if isinstance(batch, PLAIN) else None
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from expunge.batches import Data, as_batches, device_of
-from expunge.modes import Generators, seeded
+from expunge.modes import Generators, seeded, uncached
 from expunge.objective import Objective
 from expunge.progress import track
 from expunge.tuning import Phase, Tuning, steps
@@ -42,6 +42,7 @@ def train_together(trainings: Sequence[Training], objective: Objective = Objecti
             stack.enter_context(seeded(0, device))  # the trainings seed as they go, and end in any order
         stack.enter_context(torch.inference_mode(False))  # and the first to end must not switch gradients off for the others
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(uncached())
         turns = []
         for each, phase in zip(trainings, phases, strict=True):
             turns.append(_Turn(stack.enter_context(closing(_alone(each, phase, objective))), device_of(each.model)))

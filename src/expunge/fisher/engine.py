@@ -270,7 +270,8 @@ def _check_distribution(model: nn.Module, batch: Batch, objective: Objective, ki
 
 def _hooked(model: nn.Module) -> bool:
     """Somebody's hooks are to be called at every pass."""
-    return any(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks for module in model.modules())
+    places = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, place) for module in model.modules() for place in places)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

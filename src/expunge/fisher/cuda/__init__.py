@@ -49,7 +49,8 @@ def scaled(inputs: Tensor, gradient: Tensor, mean: Tensor | None, scale: Tensor)
     from expunge.fisher.cuda.scaling import launch
 
     with torch.cuda.device(inputs.device) if inputs.is_cuda else nullcontext():
-        back, plain, centred = launch(inputs.flatten(1, -2), gradient.flatten(1, -2), mean, scale)
+        by_channel = (None if mean is None else mean.contiguous()), scale.contiguous()  # a weight may be a slice of something
+        back, plain, centred = launch(inputs.flatten(1, -2), gradient.flatten(1, -2), *by_channel)
     return back.view(gradient.shape), plain, centred
 
 

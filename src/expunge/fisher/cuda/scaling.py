@@ -20,8 +20,8 @@ def launch(images: Tensor, slopes: Tensor, mean: Tensor | None, scale: Tensor) -
     high = ENTRIES // wide
     groups = triton.cdiv(channels, wide)
     splits = max(1, min(triton.cdiv(PROGRAMS, samples * groups), triton.cdiv(positions, high)))
-    share = triton.cdiv(triton.cdiv(positions, splits), high) * high  # whole blocks
-    splits = triton.cdiv(positions, share)
+    share = max(1, triton.cdiv(triton.cdiv(positions, splits), high)) * high  # whole blocks
+    splits = max(1, triton.cdiv(positions, share))  # a sequence may be empty
     back = torch.empty_like(slopes)
     sums = images.new_empty((2, splits, samples, channels), dtype=torch.float32)
     unit = math.gcd(channels, 16)  # decides how many channels are read at once
