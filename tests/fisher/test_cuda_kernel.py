@@ -75,6 +75,7 @@ def engine_error(name: str) -> float:
 
 
 def main() -> None:
+    assert cuda.works(torch.device("cpu"))
     for name in ("residual", "transformer", "batch norm 2d", "layer norm", "layer norm without bias", "conv_transpose2d 1x1"):
         assert engine_error(name) <= 1e-5, name
     for shape in SCALED:

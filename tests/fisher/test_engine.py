@@ -267,6 +267,9 @@ def test_a_batch_that_does_not_fit_is_split(monkeypatch):
     found = diagonal(model, [batch], kind="sampled", draws=2, seed=5, objective=Objective(outputs=outputs))
     assert found.count == 7 and 7 in sizes
     assert reference.worst_error(found.sums, expected) < 1e-12
+    sizes.clear()
+    assert diagonal(model, [batch] * 4, objective=Objective(outputs=outputs)).count == 28
+    assert sizes.count(7) == 1  # what did not fit once is not tried again
     with pytest.raises(torch.OutOfMemoryError):
         diagonal(model, [batch], objective=Objective(outputs=lambda model, batch: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))))
 

@@ -128,6 +128,7 @@ class _Samplewise(_Totals):
         self.plan: Plan | None = None
         self.step: Step | None = None  # by the plan; it keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
+        self.most: int | None = None  # samples that fit into memory, once too many were tried
 
     def add(self, batch: Batch) -> None:
         noise = kinds.uniform_noise(self.generator, batch_size(batch), self.draws)
@@ -136,17 +137,18 @@ class _Samplewise(_Totals):
     def add_part(self, batch: Batch, noise: Tensor) -> None:
         """Add a batch, in halves where it does not fit into memory."""
         samples = batch_size(batch)
-        try:
-            squares = self.squares(batch, noise)
-        except RuntimeError as error:
-            if samples == 1 or not _out_of_memory(error):
-                raise
-        else:
-            return self.commit(squares, samples)
-        # Outside the except block, which would keep the failed pass's tensors alive.
-        self.step = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if self.most is None or samples <= self.most:
+            try:
+                squares = self.squares(batch, noise)
+            except RuntimeError as error:
+                if samples == 1 or not _out_of_memory(error):
+                    raise
+            else:
+                return self.commit(squares, samples)
+            # Outside the except block, which would keep the failed pass's tensors alive.
+            self.step, self.most = None, samples - samples // 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         for half in (slice(0, samples // 2), slice(samples // 2, None)):
             self.add_part(take(batch, half), noise[half])
 

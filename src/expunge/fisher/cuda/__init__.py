@@ -14,10 +14,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @cache
 def works(device: torch.device) -> bool:
-    """Whether the kernel compiles and is right there, tried once on a small case."""
+    """Whether the kernels compile and are right there, tried once on a small case."""
     try:
         images, slopes = torch.ones(2, 1, 4, 16, device=device), torch.ones(2, 1, 4, 16, device=device)
-        return bool((squares(images, slopes, (1, 1), (1, 1), (0, 0), (1, 1)) == 32.0).all())
+        back, plain, centred = scaled(images, slopes, None, images[0, 0, 0])
+        found = [(squares(images, slopes, (1, 1), (1, 1), (0, 0), (1, 1)), 32.0), (back, 1.0), (plain, 4.0), (centred, 4.0)]
+        return all(bool((tensor == expected).all()) for tensor, expected in found)
     except Exception:  # no Triton, no C compiler for its launcher, a GPU that it does not know
         return False
 
