@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
 
 from expunge import metrics, modes
-from expunge.modes import in_mode
+from expunge.modes import hooked, in_mode
 from expunge.together import Training, train_together
 from expunge.tuning import Constant, Tuning, train
 
@@ -79,3 +81,23 @@ def test_recurrent_layers_on_cuda_train_without_dropout_and_others_of_ones_own_d
     assert all(module.training for module in model) and model[0].dropout == before[0].dropout == 0.5
     with in_mode(model, training=True):
         assert model[0].dropout == 0.5
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_hooks_of_any_kind_are_seen(kind):
+    """A graph would not call them: such a model is not captured."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+    assert not hooked(model)
+    handle = getattr(model[0], f"register_{kind}_hook")(lambda *_: None)
+    assert hooked(model)
+    handle.remove()
+    assert not hooked(model)
+
+
+def test_torchs_own_hooks_compute_with_tensors_alone():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    nn.utils.spectral_norm(model[1])
+    assert not hooked(model)
+    model[2].register_forward_hook(partial(print))
+    assert hooked(model)

@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from expunge.batches import Batches, batch_size, device_of, few, to_device
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.fisher.engine import undisturbed
+from expunge.modes import hooked
 from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays
@@ -208,7 +209,7 @@ class _Step:
 
     def __init__(self, model: nn.Module, step: Callable[[Batch], None], objective: Objective) -> None:
         self.model, self.objective, self.device = model, objective, device_of(model)
-        self.step = Replays(step) if self.device.type == "cuda" else step
+        self.step = Replays(step) if self.device.type == "cuda" and not hooked(model) else step
         self._logits: torch.Size | None = None
 
     def __call__(self, batch: Batch) -> None:

@@ -57,6 +57,20 @@ def _on_cuda(module: nn.Module) -> bool:
     return any(parameter.is_cuda for parameter in module.parameters())
 
 
+def hooked(model: nn.Module) -> bool:
+    """Whether hooks of somebody's are to be called at every pass, as a replayed graph would not.
+
+    Torch's own (pruning, spectral norm) compute with tensors alone, which a graph does as well.
+    """
+    places = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = (hook for module in model.modules() for place in places for hook in getattr(module, place).values())
+    return any(not _of_torch(hook) for hook in hooks)
+
+
+def _of_torch(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.nn.utils.")
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Random numbers of torch (the CPU's and the device's), numpy and Python from `seed`; afterwards as if none had been drawn."""

@@ -21,7 +21,7 @@ from expunge.checks import check_finite, finite_tensors, screened
 from expunge.contents import data_digest
 from expunge.errors import DivergedError, InputError, ModelError, naming
 from expunge.lone import Lone
-from expunge.modes import in_mode, seeded
+from expunge.modes import hooked, in_mode, seeded
 from expunge.objective import Batch, Objective, check_form, check_labels, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays
@@ -101,7 +101,7 @@ def train(
     of our images, or by the numbers in a dataset's `targets`, also in a Subset, a ConcatDataset or a loader; equal means bit for bit. Other
     changes (of batches in a list, of what a dataset of one's own holds or makes of a sample, of the objective) are not noticed.
 
-    On CUDA, where the data are tensors on the device, each step is replayed as one CUDA graph.
+    On CUDA, where the data are tensors on the device and the model has no hooks, each step is replayed as one CUDA graph.
     """
     batches = as_batches(data, "data", tuning.batch_size)
     hold = partial(masks.freeze, model, mask) if tuning.freeze and mask is not None else None
@@ -276,7 +276,7 @@ class _Update:
     def replays(self, phase: Phase, device: torch.device) -> Replays[Tensor] | None:
         """How to replay this phase's steps from the rows of its data; None where they have to be made one by one."""
         rows, key = phase.batches.rows, id(phase.batches)
-        if device.type != "cuda" or rows is None or phase.loss is not None or self.tuning.optimizer is not None:
+        if device.type != "cuda" or rows is None or phase.loss is not None or self.tuning.optimizer is not None or hooked(self.model):
             return None
         if key not in self._replays:
             step = partial(self._from_rows, phase, rows)

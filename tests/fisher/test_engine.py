@@ -10,7 +10,7 @@ from torch import nn
 
 from expunge.batches import Batches
 from expunge.errors import InputError, ModelError
-from expunge.fisher import diagonal, engine, tf32
+from expunge.fisher import diagonal, tf32
 from expunge.fisher.engine import undisturbed
 from expunge.fisher.survey import survey
 from expunge.objective import Objective
@@ -332,14 +332,3 @@ def test_bad_models():
 
     with pytest.raises(ModelError, match="from call to call"):
         diagonal(Noisy(5, CLASSES), [(torch.randn(7, 5), batch[1])])
-
-
-@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
-def test_a_model_with_hooks_of_any_kind_is_not_captured(kind):
-    """A graph would not call them."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
-    assert not engine._hooked(model)
-    handle = getattr(model[0], f"register_{kind}_hook")(lambda *_: None)
-    assert engine._hooked(model)
-    handle.remove()
-    assert not engine._hooked(model)

@@ -23,7 +23,7 @@ from expunge.fisher.samples import Squares, batched, fresh, looped
 from expunge.fisher.scratch import Scratch
 from expunge.fisher.sums import FisherSums
 from expunge.fisher.survey import Plan, survey
-from expunge.modes import in_mode, seeded
+from expunge.modes import hooked, in_mode, seeded
 from expunge.objective import Batch, Objective, check_labels, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays, Result
@@ -111,7 +111,7 @@ class _Batchwise(_Totals):
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
         super().__init__(model, parameters, objective)
         step = partial(batch_squares, model, parameters, objective=objective)
-        self.step = _replayed(step) if device_of(model).type == "cuda" and not _hooked(model) else step
+        self.step = _replayed(step) if device_of(model).type == "cuda" and not hooked(model) else step
 
     def add(self, batch: Batch) -> None:
         self.commit(self.step(batch), 1)
@@ -160,7 +160,7 @@ class _Samplewise(_Totals):
             self.plan = survey(self.model, self.parameters, batch, self.objective)
         plan = self.plan
         if self.step is None:
-            captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or _hooked(self.model))
+            captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model))
             self.step = _replayed(self.by(plan)) if captured else self.by(plan)
         if self.logits is not None and self.objective.losses is cross_entropy:
             check_labels(self.logits, self.objective.targets(batch))  # a replayed pass cannot
@@ -268,12 +268,6 @@ def _check_distribution(model: nn.Module, batch: Batch, objective: Objective, ki
         logits = objective.outputs(model, held)
         if logits.dim() == 2 and logits.shape[1] > 1:  # others have no such distribution, whatever the losses
             check_classes(objective, logits, objective.targets(held), f'the kind "{kind}" (unlike "empirical") needs')
-
-
-def _hooked(model: nn.Module) -> bool:
-    """Somebody's hooks are to be called at every pass."""
-    places = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, place) for module in model.modules() for place in places)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
