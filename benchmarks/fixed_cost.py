@@ -7,18 +7,16 @@ of three calls over one, four and 36 batches, after a first one; the further bat
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 import torch  # noqa: E402
-from measure import data, network, tensor_cores  # noqa: E402
+from measure import data, median, network, seconds, tensor_cores  # noqa: E402
 from networks import CASES  # noqa: E402
-from peers import plain  # noqa: E402
+from peers import Pass, plain  # noqa: E402
 
 from expunge.fisher import diagonal  # noqa: E402
 
@@ -40,28 +38,20 @@ def told(name: str, device: str, size: int | None) -> str:
     case = CASES[name]
     model = network(case, device)
     batches = data(case, device, size or case.batch[device == "cuda"], FEW) * (MANY // FEW)
-    run = plain(model)
-    run(batches[:FEW])
-    diagonal(model, batches[:FEW])
-    floor = seconds(lambda: run(batches[:FEW])) / FEW
-    one, few, many = (seconds(lambda count=count: diagonal(model, batches[:count])) for count in (1, FEW, MANY))  # type: ignore[misc]
+    forward_and_backward, fisher = plain(model), partial(diagonal, model)
+
+    def taken(run: Pass, count: int) -> float:
+        return median([seconds(run, batches[:count]) for _ in range(3)])
+
+    for run in (forward_and_backward, fisher):
+        run(batches[:FEW])
+    floor = taken(forward_and_backward, FEW) / FEW
+    one, few, many = (taken(fisher, count) for count in (1, FEW, MANY))
     further = (many - few) / (MANY - FEW)
     return (
         f"plain {1000 * floor:.2f} ms a batch; a call of one batch {one:.3f} s, of {FEW} {few:.3f} s; a further batch "
         f"{1000 * further:.2f} ms = {further / floor:.2f} plain; beyond the batches {few - FEW * further:.3f} s"
     )
-
-
-def seconds(run: Callable[[], object]) -> float:
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else (lambda: None)
-    found = []
-    for _ in range(3):
-        wait()
-        started = time.perf_counter()
-        run()
-        wait()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found)
 
 
 if __name__ == "__main__":

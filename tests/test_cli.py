@@ -1,10 +1,8 @@
 """The command line: quick help, one-line errors, and the demonstration from end to end."""
 
 import errno
-import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,12 +11,9 @@ import pytest
 from safetensors import safe_open
 
 import expunge
-from expunge import cli, comparison, comparison_report, demo, demo_report, training_report
-from expunge.bench.locks import held
-from expunge.metrics import Relearning
+from expunge import cli, demo, demo_report
 from expunge.progress import track
-from expunge.tuning import Constant, Tuning
-from expunge.vision import recipes, training
+from expunge.vision import training
 
 CALL = "import sys; from expunge.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -157,66 +152,6 @@ def test_the_demo_from_end_to_end(capsys, tmp_path):
     assert (out / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
 
 
-COMPARED = ["compare", "--epochs", "2", "--tuning-epochs", "1", "--methods"]
-
-
-@pytest.fixture
-def soon_given_up(monkeypatch):
-    """Re-learning, which is most of the time of so short a comparison."""
-    monkeypatch.setattr(comparison, "RELEARNING", Relearning(Tuning(Constant(0.05, 1))))
-
-
-def test_a_comparison_from_end_to_end(capsys, tmp_path, soon_given_up):
-    asked = ["ssd", "mask-classifier", "fisher-mask-released", "--label", "3", "5", "--models", "--out", str(tmp_path)]
-    assert cli.main([*COMPARED, *asked]) == 0
-    printed = capsys.readouterr()
-    names = ["before", "ssd", "fisher-mask-released", "retrain"]
-    shown = [line.split()[0] for line in printed.out.splitlines() if line.split() and line.split()[0] in names]
-    assert shown[:4] == names
-    assert "not here: mask-classifier: label: must be given where the forget set holds several labels; found [3, 5]" in printed.out
-    assert "without classes 3, 5: 5 steps" in printed.err
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["finished"] and [row["name"] for row in result["rows"]] == names
-    assert result["settings"]["label"] == [3, 5] and result["rows"][1]["setting"].startswith("SSD(threshold=")
-    assert (tmp_path / "tradeoff.png").exists()
-    assert training.load_network(tmp_path / "ssd.safetensors").classifier.out_features == 10
-
-
-def test_without_remain_data_methods_run_or_say_why_not(capsys, tmp_path, soon_given_up):
-    asked = ["fisher-mask", "finetune", "--scenario", "subset", "--no-remain", "--quiet", "--out", str(tmp_path)]
-    assert cli.main([*COMPARED, *asked]) == 0
-    printed = capsys.readouterr()
-    assert "not here: finetune: remain: Finetune needs the data to keep" in printed.out and printed.err == ""
-    assert json.loads((tmp_path / "result.json").read_text())["scenario"]["remain"] == 0
-    assert not list(tmp_path.glob("*.safetensors"))
-
-
-def test_a_comparison_that_is_stopped_tells_what_it_has_found(capsys, monkeypatch, tmp_path, soon_given_up):
-    every = comparison.rows
-
-    def interrupted(*arguments):
-        yield from itertools.islice(every(*arguments), 3)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(comparison, "rows", interrupted)
-    assert cli.main([*COMPARED, "random-mask", "finetune", "--out", str(tmp_path)]) == 130
-    printed = capsys.readouterr()
-    assert "random-mask" in printed.out and "finetune" not in printed.out and "stopped: what was done so far" in printed.out
-    assert printed.err.endswith("expunge: stopped\n")
-    assert not (tmp_path / "result.json").exists()  # where a whole one may be
-    result = json.loads((tmp_path / "stopped" / "result.json").read_text())
-    assert not result["finished"] and [row["name"] for row in result["rows"]] == ["before", "random-mask", "retrain"]
-
-
-def test_a_comparison_that_nobody_reads_is_saved(monkeypatch, tmp_path, soon_given_up):
-    def nobody(*arguments, **others):
-        raise BrokenPipeError
-
-    monkeypatch.setattr(comparison_report, "table", nobody)
-    assert cli.main([*COMPARED, "ssd", "--quiet", "--out", str(tmp_path)]) == 141
-    assert json.loads((tmp_path / "result.json").read_text())["finished"]
-
-
 @pytest.mark.parametrize(
     "command", [["demo"], ["compare"], ["train"], ["bench", "run", "table1"], ["bench", "adopt", "x"], ["data", "get", "mnist"]]
 )
@@ -240,148 +175,6 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work(out, capsys, tmp_
     assert cli.main(["report", "nothere", "-o", out]) == 2
     told = capsys.readouterr()
     assert told.err.startswith("expunge: out: must be ") and told.err.count("\n") == 1
-
-
-def test_a_comparison_stopped_at_its_start_leaves_nothing(capsys, monkeypatch, tmp_path):
-    def interrupted(*arguments, **others):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo, "trained", interrupted)
-    assert cli.main(["compare", "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--methods", "nonsense"], "methods: must be all, released, or some of fisher-mask, "),
-        (["--scenario", "subset", "--label", "3"], "label: is for the scenario category; found subset"),
-        (["--label", "12"], "label: must occur in the dataset; found 12"),
-        (["--methods"], "methods: must be all, released, or some of fisher-mask, "),
-        (["--tuning-epochs", "0"], "tuning_epochs: must be at least 1; found 0"),
-        (["--epochs", "0"], "epochs: must be at least 1; found 0"),
-        (["--remain-fraction", "2"], "remain_fraction: must be a share of the 1078 training samples, of which 971 remain; found 2.0"),
-        (["--remain-fraction", "0.95"], "remain_fraction: must be a share of the 1078 training samples, of which 971 remain; found 0.95"),
-    ],
-)
-def test_mistakes_in_a_comparison_are_told_before_anything_is_trained(arguments, message, capsys, tmp_path):
-    assert cli.main(["compare", *arguments, "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"expunge: {message}") and list(tmp_path.iterdir()) == []
-
-
-TRAINED = ["train", "--network", "resnet8", "--batch-size", "128", "--epochs"]
-
-
-def test_a_training_from_end_to_end(capsys, tmp_path):
-    assert cli.main([*TRAINED, "2", "--seeds", "3,4", "--without", "5", "--augment", "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr()
-    told = printed.err.splitlines()
-    assert told[0].startswith(
-        "resnet8 on digits: 2 epochs, batches of 128, rate 0.1, ×0.1 after 1 and 1.5, momentum 0.9, weight decay 0.004"
-    )
-    assert "cropped and mirrored at random" in told[0] and "not in the paper" in told[0]
-    names = [f"digits-resnet8-without5-augmented-seed{seed}" for seed in (3, 4)]
-    assert [line.split(",")[0] for line in told[1:]] == [f"{name}: epoch {epoch}/2" for epoch in (1, 2) for name in names]
-    assert all("loss " in line and "remain " in line and "forget 0.00 %" in line for line in told[1:])
-    assert told[1].endswith(" left") and told[-1].endswith(", done")
-    for name, line in zip(names, printed.out.splitlines(), strict=False):
-        result = json.loads((tmp_path / f"{name}.json").read_text())
-        assert line.startswith(f"{name}: loss ") and line.endswith(f"weights {result['digest']}")
-        assert (result["precision"], result["without"], len(result["curve"])) == ("float32", 5, 2)
-        assert training.weights_digest(training.load_network(tmp_path / f"{name}.safetensors")) == result["digest"]
-
-
-def test_a_training_killed_goes_on_and_ends_with_the_same_weights(capsys, tmp_path):
-    asked = [*TRAINED, "4", "--quiet", "--out"]
-    child = subprocess.Popen([sys.executable, "-c", CALL, *asked, str(tmp_path / "killed")], env=os.environ | {"OMP_NUM_THREADS": "1"})
-    state = tmp_path / "killed" / "digits-resnet8-seed0.training.safetensors"
-    while child.poll() is None and not state.exists():
-        time.sleep(0.01)
-    time.sleep(0.1)  # somewhere in the second epoch
-    child.kill()
-    assert child.wait() == -signal.SIGKILL and not (tmp_path / "killed" / "digits-resnet8-seed0.safetensors").exists()
-    assert cli.main([*asked, str(tmp_path / "killed")]) == 0
-    assert cli.main([*asked, str(tmp_path / "whole")]) == 0
-    printed = capsys.readouterr()
-    gone_on, at_a_stretch = (line for line in printed.out.splitlines() if "weights " in line)
-    assert gone_on == at_a_stretch and printed.err == ""
-    written = [(tmp_path / folder / "digits-resnet8-seed0.json").read_text() for folder in ("killed", "whole")]
-    assert written[0] == written[1] and len(json.loads(written[0])["curve"]) == 4
-
-
-def test_ctrl_c_says_how_a_training_goes_on(capsys, monkeypatch, tmp_path):
-    def interrupted(*arguments, **others):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(training, "train_networks", interrupted)
-    assert cli.main(["train", "--quiet", "--out", str(tmp_path)]) == 130
-    said = f"The state after the last whole epoch is in {tmp_path}/; the same command goes on from there.\nexpunge: stopped\n"
-    assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--network", "nonsense"], "network: must be one of resnet8"),
-        (["--dataset", "nonsense"], "dataset: must be one of digits"),
-        (["--seeds", "1,x"], "seeds: must be whole numbers with commas between them; found 1,x"),
-        (["--rate=-1"], "rate: must be positive, and finite; found -1.0"),
-        (["--rate", "inf"], "rate: must be positive, and finite; found inf"),
-        (["--weight-decay=-1"], "weight_decay: must be zero or positive, and finite; found -1.0"),
-        (["--weight-decay=nan"], "weight_decay: must be zero or positive, and finite; found nan"),
-        (["--batch-size", "0"], "batch_size: must be positive, and finite; found 0"),
-        (["--without", "11"], "without: must occur in the dataset; found 11"),
-        (["--device", "nonsense"], "device: must be one that torch finds here"),
-        (["--compile", "--device", "cpu"], "compile: is for a GPU; found cpu"),
-    ],
-)
-def test_mistakes_in_a_training_are_told_before_it_begins(arguments, message, capsys, tmp_path):
-    assert cli.main(["train", *arguments, "--quiet", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith(f"expunge: {message}") and list(tmp_path.iterdir()) == []
-
-
-def test_two_trainings_of_one_name_do_not_run_at_once(capsys, tmp_path):
-    with held(tmp_path / "locks" / "digits-resnet8-seed0.lock"):
-        assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 2
-        rule = "out: must not be in use: another training of this name is running there"
-        assert capsys.readouterr().err == f"expunge: {rule}; found {tmp_path}/digits-resnet8-seed0\n"
-        assert not list(tmp_path.glob("*.*"))
-        assert cli.main([*TRAINED, "1", "--seed", "1", "--quiet", "--out", str(tmp_path)]) == 0
-    assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 0
-
-
-def test_a_recipe_is_told_in_one_line():
-    told = training_report.told(recipes.RECIPES["tiny-imagenet"])
-    expected = "160 epochs, batches of 32, rate 0.1, ×0.1 after 80 and 120, rising over the first 20, momentum 0.9, weight decay 0.0001"
-    assert told == f"{expected}, no augmentation"
-    assert training_report.told(recipes.MNIST).startswith("30 epochs, batches of 128, rate 0.01, momentum 0.9")
-
-
-def test_the_time_left_counts_the_epochs_of_this_call_alone(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    clock = training_report.Clock(10)
-    trained = training.Trained(training.Job("one", None, 0), None, [training.Point(7, {}, 1.0)])
-    now = 130.0
-    assert clock.left(trained) == "0:01:30 left"  # three more, 30 s each
-    trained.curve.append(training.Point(10, {}, 1.0))
-    assert clock.left(trained) == "done"
-
-
-@pytest.mark.parametrize("without_rich", [True, False])
-def test_a_training_on_a_terminal_draws_bars(capsys, monkeypatch, without_rich):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    if without_rich:
-        monkeypatch.setattr(training_report.importlib.util, "find_spec", lambda name: None)
-    trained = training.Trained(training.Job("one", None, 0), None)
-    with training_report.shown(2, enabled=True) as show:
-        for epoch in (1, 2):
-            trained.curve.append(training.Point(epoch, {"test": 0.5}, 1.25))
-            show(trained)
-    shown = capsys.readouterr().err
-    assert "one" in shown and "loss 1.2500, test 50.00 %, done" in " ".join(shown.split()) and ("━" in shown) != without_rich
-    with training_report.shown(2, enabled=False) as show:
-        assert show is None
 
 
 def test_the_table_has_a_line_for_every_method_and_says_when_the_text_fails():

@@ -6,12 +6,11 @@ import numpy
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from expunge import masks
 from expunge.batches import as_batches
 from expunge.errors import DivergedError, InputError, ModelError
-from expunge.modes import Generators
 from expunge.objective import Objective
 from expunge.together import Training, train_together
 from expunge.tuning import Constant, Phase, Steps, Tuning, replay, train, train_phases
@@ -138,75 +137,6 @@ def test_after_epoch_is_called_with_the_number_of_epochs_done():
     seen: list[int] = []
     train(network(), data(), Tuning(Constant(0.1, 3)), after_epoch=seen.append)
     assert seen == [1, 2, 3]
-
-
-def test_a_lone_last_sample_does_not_stop_batchnorm():
-    train(network(), data(9), Tuning(Constant(0.1, 2), batch_size=4))
-
-
-def seen_by(model: nn.Module, train_on) -> list[int]:
-    """The sizes of the batches a module is given in train mode."""
-    sizes: list[int] = []
-    hook = model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)) if module.training else None)
-    train_on()
-    hook.remove()
-    return sizes
-
-
-def test_a_lone_sample_is_left_out_only_where_batchnorm_would_refuse_it():
-    refusing, pictures = network(), TensorDataset(torch.randn(5, 1, 4, 4), torch.arange(5) % 3)
-    convolution = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
-    tuning = Tuning(Constant(0.1, 1), batch_size=4)
-    assert seen_by(refusing, lambda: train(refusing, data(9), tuning)) == [4, 4]
-    assert seen_by(refusing, lambda: train(refusing, [data(1)[:], data(3)[:]], tuning)) == [3]
-    assert sorted(seen_by(convolution, lambda: train(convolution, pictures, tuning))) == [1, 4]
-    one_by_one = DataLoader(pictures, batch_size=1)
-    assert seen_by(convolution, lambda: train(convolution, one_by_one, tuning)) == [1] * 5
-
-
-def test_in_eval_mode_no_sample_is_left_out():
-    sizes, model = [], network()
-    model.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
-    train(model, data(9), Tuning(Constant(0.1, 1), batch_size=4, eval_mode=True))
-    assert sorted(sizes) == [1, 4, 4]
-
-
-def test_batches_of_one_alone_are_refused_where_batchnorm_would_refuse_them_all():
-    with pytest.raises(InputError, match="data: BatchNorm needs two samples"):
-        train(network(), DataLoader(data(3), batch_size=1), Tuning(Constant(0.1, 1)))
-
-
-class Stream(IterableDataset):
-    """Says it holds `length` samples, and gives those of an iterator that can be read once, or of a list."""
-
-    def __init__(self, samples, length: int) -> None:
-        self.samples, self.length = samples, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self):
-        return iter(self.samples)
-
-
-def test_a_loader_that_can_be_read_only_once_is_refused():
-    samples = [data()[row] for row in range(40)]
-    with pytest.raises(InputError, match="data: a loader must give its batches each time"):
-        train(network(), DataLoader(Stream(iter(samples), 40), batch_size=10), Tuning(Constant(0.1, 2)))
-
-
-@pytest.mark.filterwarnings("ignore:Length of IterableDataset:UserWarning")
-def test_a_loader_with_more_batches_than_its_length_is_refused():
-    samples = [data()[row] for row in range(40)]
-    with pytest.raises(InputError, match="data: a loader must not give more batches than its length; found more than 3"):
-        train(network(), DataLoader(Stream(samples, 30), batch_size=10), Tuning(Constant(0.1, 2)))
-
-
-def test_the_mean_loss_counts_the_batches_that_came():
-    noted, loader = [], DataLoader(Stream([data()[row] for row in range(20)], 40), batch_size=10)
-    tuning = Tuning(Constant(0.1, 1))
-    train_together([Training(network(), loader, tuning, note_loss=lambda epoch, loss: noted.append(loss))], Objective(losses=ones))
-    assert noted == [1.0]
 
 
 def ones(logits, targets):
@@ -354,78 +284,6 @@ def test_only_masked_weights_move(optimizer):
     for name, value in before.named_parameters():
         assert name == "0.weight" or torch.equal(value, model.get_parameter(name)), name
     assert not model[0].weight._backward_hooks
-
-
-class Drawing(torch.utils.data.Dataset):
-    """Samples with noise of all three kinds of random numbers."""
-
-    def __init__(self, samples):
-        self.held = data(samples)
-
-    def __len__(self):
-        return len(self.held)
-
-    def __getitem__(self, index):
-        inputs, label = self.held[index]
-        return inputs + torch.randn(()) + numpy.random.normal() + random.random(), label
-
-
-SIDE_BY_SIDE = [
-    (network, Drawing(40), Tuning(Constant(0.1, 3), batch_size=7, seed=4)),
-    (network, data(25), Tuning(Steps(0.1, 5, (2.5,)), batch_size=6, seed=5)),
-    (lambda: network(1), Drawing(33), Tuning(Constant(0.01, 1), batch_size=8, seed=4, optimizer=torch.optim.Adam)),
-]
-
-
-def test_together_data_that_can_be_read_once_are_read_once():
-    model, alone = network(), network()
-    train_together([Training(model, iter([data(8)[:], data(6)[:]]), Tuning(Constant(0.1, 2)))])
-    train(alone, [data(8)[:], data(6)[:]], Tuning(Constant(0.1, 2)))
-    assert equal(model, alone)
-
-
-def test_together_each_ends_as_alone():
-    models = [build() for build, _, _ in SIDE_BY_SIDE]
-    before = Generators.now()
-    with torch.no_grad():
-        train_together([Training(model, *rest) for model, (_, *rest) in zip(models, SIDE_BY_SIDE, strict=True)])
-    assert before.same_as(Generators.now())
-    for model, (build, samples, tuning) in zip(models, SIDE_BY_SIDE, strict=True):
-        alone = build()
-        train(alone, samples, tuning)
-        assert equal(model, alone)
-
-
-def test_together_epochs_end_in_turn_and_any_may_end_its_training():
-    seen: list[tuple[str, int]] = []
-
-    def noting(name, last=99):
-        def after_epoch(epoch):
-            seen.append((name, epoch))
-            return epoch == last
-
-        return after_epoch
-
-    short, long, ended = (Training(network(), data(size), Tuning(Constant(0.1, 3), batch_size=10)) for size in (10, 40, 10))
-    trainings = [(short, noting("short")), (long, noting("long")), (ended, noting("ended", 2))]
-    train_together([Training(each.model, each.data, each.tuning, after) for each, after in trainings])
-    short_ones = [("short", 1), ("ended", 1), ("short", 2), ("ended", 2), ("short", 3)]
-    assert seen == [*short_ones, ("long", 1), ("long", 2), ("long", 3)]
-
-
-def test_together_one_failure_stops_all_and_leaves_nothing_behind():
-    bad = data()
-    bad.tensors[0][7, 2] = float("inf")
-    models = [network().eval(), network().eval()]
-    before = Generators.now()
-    with pytest.raises(InputError, match="data: .*finite"):
-        train_together([Training(models[0], data(), Tuning(seed=1)), Training(models[1], bad, Tuning(seed=2))])
-    assert before.same_as(Generators.now()) and not any(module.training for model in models for module in model.modules())
-
-
-def test_together_progress_counts_all_steps(capsys):
-    train_together([Training(network(), data(40), Tuning(Constant(0.1, epochs), batch_size=10)) for epochs in (1, 2)], progress=True)
-    assert capsys.readouterr().err.startswith("training: 12 steps")
 
 
 def test_the_mean_loss_of_an_epoch_is_that_of_its_steps():

@@ -133,8 +133,6 @@ def _differentiable(model: nn.Module) -> Iterator[None]:
     """Eval mode, autograd on for every parameter, nothing compiled, which would hide the graph; mode, flags and random numbers are as
     they were afterwards."""
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    # In older versions of torch an enclosing autocast hands out casts made under no_grad, which have no graph (pytorch#158232).
-    torch.clear_autocast_cache()
     try:
         with in_mode(model, training=False), seeded(0, device_of(model)), torch.inference_mode(False), torch.enable_grad(), eager():
             for parameter, _ in flags:

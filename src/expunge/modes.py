@@ -20,6 +20,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """All of the model in train or eval mode; afterwards every module in its own again.
 
     cuDNN gives recurrent layers a gradient in train mode alone, so on CUDA they stay in it for both, in eval mode without their dropout.
+    An autocast of the caller's keeps no casts meanwhile.
     """
     before = [(module, module.training) for module in model.modules()]
     recurrent = [(module, module.dropout) for module, _ in before if _recurrent(module) and _on_cuda(module) and not training]
@@ -38,7 +39,8 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Under the caller's autocast, casts of weights are not kept: the next pass would take them, whatever a step made of the weights."""
+    """Under the caller's autocast, casts of weights are not kept: the next pass would take them, whatever a step made of the weights, and
+    in older versions of torch one that needs a graph those made without (pytorch#158232)."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
