@@ -31,16 +31,9 @@ def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return batch
 
 
-def tensors(batch: Batch) -> list[Tensor]:
-    """Every tensor of a batch."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    each_tensor(batch, note)
-    return found
+def tensors(held: Any) -> list[Tensor]:
+    """Every tensor of a batch, or of whatever else is nested like one."""
+    return [leaf for leaf in _leaves(held) if isinstance(leaf, Tensor)]
 
 
 def each_place(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]], Tensor]) -> Batch:

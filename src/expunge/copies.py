@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from expunge.batches import tensors
 from expunge.errors import ModelError
 
 
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy outside inference mode. Activations that modules keep, which have a graph, are copied without it."""
     with torch.inference_mode(False):
-        held = [tensor for module in model.modules() for tensor in _tensors([vars(module), module._buffers])]
+        held = [tensor for module in model.modules() for tensor in tensors([vars(module), module._buffers])]
         memo = {id(tensor): tensor.detach().clone() for tensor in held if tensor.grad_fn is not None}
         try:
             return copy.deepcopy(model, memo)
         except (RuntimeError, TypeError) as error:
             raise ModelError(f"model: must be something copy.deepcopy can copy; found: {str(error).splitlines()[0]}") from error
-
-
-def _tensors(held: Any) -> Iterator[Tensor]:
-    if isinstance(held, Tensor):
-        yield held
-    elif isinstance(held, (Mapping, tuple, list)):
-        for part in held.values() if isinstance(held, Mapping) else held:
-            yield from _tensors(part)

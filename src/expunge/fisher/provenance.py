@@ -7,11 +7,13 @@ get no closed form. Rows that are written back to their places are regular again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from expunge.batches import tensors
 
 # Operations that choose or order rows where their dimension is the first; the place of that argument.
 CHOOSING = {"index_select": 1, "gather": 1, "take_along_dim": 2, "sort": 1, "argsort": 1, "topk": 2, "repeat_interleave": 2}
@@ -32,30 +34,30 @@ class Provenance:
 
     def chosen(self, *values: Any) -> bool:
         """Whether one of these has rows chosen by content."""
-        return any(id(tensor) in self._chosen for tensor in _tensors(values))
+        return any(id(tensor) in self._chosen for tensor in tensors(values))
 
     def note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         name = getattr(function, "__name__", "")
         label = name if name.endswith("__") else name.rstrip("_")
         given = (*args, *kwargs.values())
-        found = list(_tensors((result,)))
+        found = tensors(result)
         if label in WRITING:
             place = args[0] if args else None
             self._mark(found, self._chosen, self.chosen(place))
         elif label in ALIGNING:
             self._mark(found, self._chosen, self.chosen(*given))
         else:
-            single = any(id(tensor) in self._single for tensor in _tensors(given))
+            single = any(id(tensor) in self._single for tensor in tensors(given))
             joined = label in JOINING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0
             chosen = self.chosen(*given) or self._chooses(label, args, kwargs) or (single and joined)
             self._mark(found, self._chosen, chosen)
             self._mark(found, self._single, (single and not chosen) or self._takes_one(label, args, kwargs))
-        if all(id(tensor) in self._constant for tensor in _tensors(given)):
+        if all(id(tensor) in self._constant for tensor in tensors(given)):
             self._constant |= {id(tensor): tensor for tensor in found}
 
-    def _mark(self, tensors: list[Tensor], where: dict[int, Tensor], condition: bool) -> None:
+    def _mark(self, found: list[Tensor], where: dict[int, Tensor], condition: bool) -> None:
         if condition:
-            where |= {id(tensor): tensor for tensor in tensors}
+            where |= {id(tensor): tensor for tensor in found}
 
     def _fixed(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) in self._constant
@@ -100,13 +102,3 @@ class Provenance:
             return False  # equal parts
         place = {"unbind": 1, "select": 1, "split": 2, "split_with_sizes": 2, "__iter__": 1}.get(label)
         return place is not None and kwargs.get("dim", args[place] if len(args) > place else 0) == 0
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
