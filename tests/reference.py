@@ -54,16 +54,20 @@ def activations(model: nn.Module, inputs: Tensor, points: dict[str, str]) -> dic
     return {layer: torch.tensor(rows, dtype=torch.float64) for layer, rows in table.items()}
 
 
-def tf_idf(table: Tensor, labels: Tensor, forgotten: set[int]) -> list[float]:
-    """TF·IDF of each channel of one layer, averaged over the forgotten classes; `table` is A[i, j]."""
+def tf_idf(table: Tensor, labels: Tensor, forgotten: set[int], reading: str = "text", absent: int = 0) -> list[float]:
+    """TF·IDF of each channel of one layer, averaged over the forgotten classes; `table` is A[i, j], `absent` classes have no sample."""
     classes, channels = sorted(set(labels.tolist())), range(table.shape[1])
     a = {c: [float(table[labels == c][:, u].mean()) for u in channels] for c in classes}
+    every = [*a.values(), *([0.0 for _ in channels] for _ in range(absent))]
     scores = []
     for u in channels:
-        above = sum(a[c][u] >= sum(a[c]) / len(channels) for c in classes)
-        idf = math.log(len(classes) / (1 + above))
-        total = sum(a[c][u] for c in classes)
-        terms = [a[c][u] / total * idf if total > 0 else 0.0 for c in classes if c in forgotten]
+        if reading == "text":
+            above = sum(row[u] >= sum(row) / len(row) for row in a.values())
+            idf = math.log((1 + len(a)) / (1 + above))
+        else:
+            above = sum(row[u] >= sum(other[u] for other in every) / len(every) for row in every)
+            idf = math.log(len(every) / (1 + above))
+        terms = [a[c][u] / sum(a[c]) * idf if sum(a[c]) > 0 else 0.0 for c in classes if c in forgotten]
         scores.append(sum(terms) / len(terms))
     return scores
 

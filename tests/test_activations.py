@@ -331,17 +331,19 @@ def test_the_difference_is_of_means_over_samples_or_sums_over_batches():
 
 
 @pytest.mark.parametrize("forgotten", [{2}, {0, 3}])
-def test_tf_idf_equals_the_loop(forgotten):
+@pytest.mark.parametrize("reading", ["text", "released"])
+def test_tf_idf_equals_the_loop(forgotten, reading):
     table, labels = torch.rand(20, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64).pow(4), torch.arange(20) % 4
     table[:, 5] = 0  # dead
     kept = sorted({0, 1, 2, 3} - forgotten)
 
     def of(classes):
         rows = [table[labels == label].sum(0).tolist() for label in classes]
-        return sums([*rows, [0.0] * 7], [*[5] * len(classes), 0])  # a class without samples is no document
+        return sums([*rows, [0.0] * 7], [*[5] * len(classes), 0])  # a class without samples
 
-    found = scores.tf_idf(of(sorted(forgotten)), of(kept))["layer"]
-    torch.testing.assert_close(found, torch.tensor(reference.tf_idf(table, labels, forgotten), dtype=torch.float64), rtol=1e-10, atol=1e-14)
+    found = scores.tf_idf(of(sorted(forgotten)), of(kept), reading)["layer"]
+    expected = reference.tf_idf(table, labels, forgotten, reading, absent=2)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-14)
     assert found[5] == 0
     with pytest.raises(InputError, match="forget: .* at least one sample"):
         scores.tf_idf(of([]), of(kept))

@@ -44,7 +44,10 @@ REFUSED = {
 }
 
 
-TRAINERS = {"before", "finetune", REFERENCE, "gradient-ascent", "neg-grad-plus", "random-labels", "salun", "bad-teacher", "scrub"}
+TRAINERS = {"before", "finetune", REFERENCE, "gradient-ascent", "neg-grad-plus", "random-labels", "salun", "salun-released"} | {
+    "bad-teacher",
+    "scrub",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -311,6 +311,22 @@ def test_freeze_of_frozen_parameters_and_refusals() -> None:
         pass
 
 
+@pytest.mark.parametrize(("ratio", "chosen"), [(0.0, 0), (0.02, 15), (0.25, 173), (0.999, 688)])
+def test_below_threshold_takes_one_more_than_the_ratio(ratio: float, chosen: int) -> None:
+    """As the programs of TF-IDF, which keep what is above the ⌊n·(1 − ratio)⌋-th largest score."""
+    values = torch.randperm(688, generator=torch.Generator().manual_seed(0)).double()
+    found = masks.below_threshold({"a": values[:16], "b": values[16:]}, ratio)
+    assert torch.equal(torch.cat([found["a"], found["b"]]), values < chosen)
+
+
+def test_below_threshold_takes_all_that_equal_it() -> None:
+    score = {"a": torch.tensor([0.0, 0.0, 0.0, 5.0]), "b": torch.tensor([0.0, 1.0, 2.0, 3.0])}
+    found = masks.below_threshold(score, 0.1)
+    assert found["a"].tolist() == [True, True, True, False] and found["b"].tolist() == [True, False, False, False]
+    by_layer = masks.below_threshold(score, 0.3, "layer")
+    assert by_layer["a"].tolist() == [True, True, True, False] and by_layer["b"].tolist() == [True, True, True, False]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_cuda_selects_what_the_cpu_selects(granularity: str) -> None:

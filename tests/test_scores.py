@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,28 @@ def test_what_is_not_finite_is_refused(bad: float) -> None:
     for argument, call in [(argument, call) for argument, those in calls.items() for call in those]:
         with pytest.raises(InputError, match=f"^{argument}: must hold finite numbers; found others in b.bias"):
             call()
+
+
+def test_tf_idf_by_hand() -> None:
+    """Two channels, classes 0 (to forget), 1 and 2; a = 3, 1 / 1, 1 / 0, 4."""
+
+    def of(*rows: list[float]) -> Activations:
+        return Activations({"layer": torch.tensor(rows, dtype=torch.float64)}, torch.ones(len(rows), dtype=torch.int64), 1)
+
+    forget, remain = of([3.0, 1.0]), of([1.0, 1.0], [0.0, 4.0])
+    # TF over the channels: 3/4 and 1/4. The means over channels are 2, 1 and 2: two classes reach them in each channel.
+    text = [3 / 4 * math.log(4 / 3), 1 / 4 * math.log(4 / 3)]
+    assert_close(scores.tf_idf(forget, remain), {"layer": torch.tensor(text, dtype=torch.float64)})
+    # The means over classes are 4/3 and 2: one class reaches each.
+    released = [3 / 4 * math.log(3 / 2), 1 / 4 * math.log(3 / 2)]
+    assert_close(scores.tf_idf(forget, remain, "released"), {"layer": torch.tensor(released, dtype=torch.float64)})
+
+
+def test_tf_idf_of_a_layer_that_is_silent_for_the_class_is_zero() -> None:
+    silent = Activations({"layer": torch.zeros(1, 2, dtype=torch.float64)}, torch.tensor([3]), 1)
+    loud = Activations({"layer": torch.ones(2, 2, dtype=torch.float64)}, torch.tensor([3, 3]), 1)
+    for reading in ("text", "released"):
+        assert not scores.tf_idf(silent, loud, reading)["layer"].any()
 
 
 def test_ratio_of_means() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -17,6 +17,7 @@ from expunge.batches import Data
 from expunge.demo import Accuracies, chosen, network, recipe
 from expunge.errors import ExpungeError, InputError
 from expunge.methods import METHODS, Method, Retrain, Run
+from expunge.methods.readings import readings
 from expunge.metrics import Predictions, Relearned, Relearning, Stability
 from expunge.patches import Patch
 from expunge.tuning import Constant, Tuning
@@ -27,7 +28,6 @@ from expunge.vision.scenarios import Scenario, category, limited, mislabelled, p
 
 REFERENCE = "retrain"
 CHOSEN = "fisher-mask-chosen"
-RELEASED = "-released"
 RELEARNING = Relearning(Tuning(Constant(0.01, 30), batch_size=32))
 
 
@@ -71,7 +71,7 @@ class Refused:
 def names(asked: Sequence[str]) -> tuple[str, ...]:
     """Methods by name; "all" is every one of METHODS and the chosen FisherMask, "released" every reading of the released programs."""
     every = {name: None for key in METHODS for name in ((key, CHOSEN) if key == "fisher-mask" else (key,))}
-    released = {f"{key}{RELEASED}": None for key, kind in METHODS.items() if hasattr(kind, "as_released")}
+    released = {name: None for name in _builders() if name not in METHODS}
     groups = {"all": every, "released": released}
     if not asked:
         raise InputError("methods", f"must be all, released, or some of {', '.join([*every, *released])}", "none")
@@ -81,6 +81,15 @@ def names(asked: Sequence[str]) -> tuple[str, ...]:
             raise InputError("methods", f"must be all, released, or some of {', '.join([*every, *released])}", name)
         found |= groups.get(name, {name: None})
     return tuple(found)
+
+
+def _builders() -> dict[str, tuple[str, Callable[..., Method]]]:
+    """The key of METHODS and the constructor behind each name: the key itself for the text's reading, with -released or another else."""
+    return {
+        key if reading == "text" else f"{key}-{reading}": (key, build)
+        for key, kind in METHODS.items()
+        for reading, build in readings(kind).items()
+    }
 
 
 def scenario_of(
@@ -171,9 +180,7 @@ def method(name: str, model: nn.Module, scenario: Scenario, epochs: int, tuning_
         if scenario.remain is None:
             raise InputError("remain", "the choice of λ needs the data to keep", "None")
         return chosen(model, scenario, recipe(tuning_epochs, seed))
-    key = name.removesuffix(RELEASED)
-    kind: Any = METHODS[key]
-    build = kind.as_released if name.endswith(RELEASED) else kind
+    key, build = _builders()[name]
     given = settings(key, scenario, tuning_epochs, seed)
     return build(**{field: value for field, value in given.items() if field in signature(build).parameters})
 

@@ -90,6 +90,25 @@ def select(
     return {name: _spread(part.to(score[name].device), score[name].shape, granularity) for name, part in zip(names, chosen, strict=True)}
 
 
+def below_threshold(score: Mapping[str, Tensor], ratio: float, scope: Scope = "global") -> Mask:
+    """The lowest scores, as the programs of TF-IDF choose them: those at or below the ⌊n · (1 − ratio)⌋-th largest of n.
+
+    These are ⌈n · ratio⌉ + 1, and more where several scores equal the threshold; none at a ratio of 0.
+    """
+
+    def chosen(values: Tensor) -> Tensor:
+        if ratio == 0:
+            return torch.zeros_like(values, dtype=torch.bool)
+        kept = max(1, int(values.numel() * (1 - ratio)))
+        return values <= torch.topk(values, kept, sorted=False).values.amin()
+
+    if scope == "layer":
+        return {name: chosen(values) for name, values in score.items()}
+    together = torch.cat([values.flatten() for values in score.values()])
+    parts = chosen(together).split([values.numel() for values in score.values()])
+    return {name: part.reshape(score[name].shape) for name, part in zip(score, parts, strict=True)}
+
+
 def count(mask: Mapping[str, Tensor]) -> int:
     """How many weights are masked."""
     return sum(int(part.sum()) for part in mask.values())

@@ -96,29 +96,35 @@ def activation_difference(
     return {name: forget_mean - remain_means[name] for name, forget_mean in forget_means.items()}
 
 
-def tf_idf(forget: Activations, remain: Activations) -> Score:
-    """Channels (words) that answer to the forgotten classes (documents) and to few others: one score a channel, by layer.
+def tf_idf(forget: Activations, remain: Activations, reading: Literal["text", "released"] = "text") -> Score:
+    """Channels (words) by how much they answer to the forgotten classes (documents) and to few others: one score per channel, by layer.
 
-    TF[c, u] = a[c, u] / Σ_c' a[c', u],  IDF[u] = log(K / (1 + #{c' : a[c', u] ≥ mean over u' of a[c', u']})),
-    s_u = IDF[u] · mean over the forgotten c of TF[c, u], with a[c, u] the mean activation of the layer's channel u over class c and K the
-    number of classes of both sets that have samples. A channel that no class activates scores 0.
+    s_u = IDF[u] · mean over the forgotten c of TF[c, u], TF[c, u] = a[c, u] / Σ_u' a[c, u'] over the channels u' of the layer, with a[c, u]
+    the mean activation of channel u over class c, K the number of classes of both sets.
+    "text": IDF[u] = log((1 + K) / (1 + #{c' : a[c', u] ≥ mean over the channels of a[c', ·]})), of the classes that have samples.
+    "released": IDF[u] = log(K / (1 + #{c' : a[c', u] ≥ mean over the classes of a[·, u]})), a class without samples having a = 0.
+    Where a class activates no channel of a layer, TF is 0.
 
     Paper: section Masking with Activation Values, after Wang et al. 2022 (class-discriminative pruning), who forget one class.
+    Departures: "released" is the rule of their program and of the paper's, which prune the lowest scores where the text prunes the highest.
     """
     _check_same_layers(forget, remain)
-    present = [found.counts > 0 for found in (forget, remain)]
-    for argument, rows, found in zip(("forget", "remain"), present, (forget, remain), strict=True):
+    present = [activations.counts > 0 for activations in (forget, remain)]
+    for argument, rows, activations in zip(("forget", "remain"), present, (forget, remain), strict=True):
         if not rows.any():
             raise InputError(argument, "must be activations of at least one sample", 0)
-        _check_finite(argument, found.sums)
+        _check_finite(argument, activations.sums)
     forget_means, remain_means = forget.mean(), remain.mean()
     forgotten, score = int(present[0].sum()), {}
+    absent = sum(int((~rows).sum()) for rows in present) if reading == "released" else 0
     for name in forget.sums:
         activation = torch.cat([forget_means[name][present[0]], remain_means[name][present[1]]])
-        total = activation.sum(0)
-        frequency = activation[:forgotten].mean(0) / torch.where(total > 0, total, 1)
-        documents = (activation >= activation.mean(1, keepdim=True)).sum(0)
-        score[name] = frequency * torch.log(len(activation) / (1 + documents.double()))
+        activation = torch.cat([activation, activation.new_zeros(absent, activation.shape[1])])
+        total = activation.sum(1, keepdim=True)
+        frequency = (activation / torch.where(total > 0, total, 1))[:forgotten].mean(0)
+        classes, average_over = len(activation), 1 if reading == "text" else 0
+        documents = (activation >= activation.mean(average_over, keepdim=True)).sum(0).double()
+        score[name] = frequency * torch.log((classes + (reading == "text")) / (1 + documents))
     return score
 
 

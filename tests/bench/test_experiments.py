@@ -2,16 +2,19 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from expunge.bench.cells import Cell
-from expunge.bench.experiments import EXPERIMENTS, OTHERS, PAPER_METHODS, chosen, entries, methods
+from expunge.bench.construction import method_of
+from expunge.bench.experiments import EXPERIMENTS, OTHERS, PAPER_METHODS, REVISIONS, chosen, entries, methods
 from expunge.bench.models import original, retrained
 from expunge.bench.profiles import PAPER, SMOKE, profile_of
 from expunge.errors import InputError
 from expunge.methods import METHODS
 
+RESULTS = Path(__file__).parents[2] / "results" / "paper" / "cells"
 ALL = {name: entries(experiment, PAPER) for name, experiment in EXPERIMENTS.items()}
 
 
@@ -80,8 +83,44 @@ def test_all_methods_are_known_by_name():
     assert {*PAPER_METHODS, *OTHERS} == {*METHODS}
 
 
-def test_both_readings_are_run_where_there_are_two():
+def test_all_readings_are_run_where_there_are_several():
     assert ("fisher-mask", "released") in methods() and ("finetune", "released") not in methods()
+    assert [reading for name, reading in methods() if name == "fisher-noise"] == ["text", "released", "golatkar"]
+
+
+def test_a_method_is_built_in_the_reading_of_its_cell():
+    found = {}
+    for entry in ALL["table1"]:
+        name, reading = entry.cell.method["name"], entry.cell.method["reading"]
+        if name != "retrain":  # whose network is trained elsewhere
+            found[name, reading] = method_of(entry.cell)
+    assert (found["fisher-noise", "released"].kind, found["fisher-noise", "golatkar"].kind) == ("batch", "expected")
+    assert found["fisher-noise", "golatkar"].reading == "released" and found["fisher-noise", "text"].reading == "text"
+    assert found["tf-idf-mask", "released"].reading == "released" and found["salun", "released"].passes == "apart"
+    with pytest.raises(InputError, match="^method: finetune has no reading; found golatkar"):
+        method_of(replace(ALL["table1"][0].cell, method={"name": "finetune", "reading": "golatkar"}))
+
+
+def test_a_corrected_rule_gives_another_cell():
+    """A result of the rule before must not be taken for one of the rule now."""
+    for (name, reading), revision in REVISIONS.items():
+        cells = [entry.cell for entry in ALL["table1"] if (entry.cell.method["name"], entry.cell.method["reading"]) == (name, reading)]
+        assert cells and all(cell.method["revision"] == revision for cell in cells)
+        before = {key: value for key, value in cells[0].method.items() if key != "revision"}
+        assert replace(cells[0], method=before).digest != cells[0].digest
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="needs the results in the repository")
+def test_every_result_in_the_repository_is_of_a_cell_that_is_asked_for():
+    asked = {entry.cell.digest for members in ALL.values() for entry in members}
+    stale = [path.name for path in sorted(RESULTS.glob("*.json")) if path.stem not in asked]
+    assert not stale
+
+
+def test_a_recipe_without_a_rate_for_fine_tuning_does_not_mention_it():
+    assert all("tuning_rate" not in entry.cell.recipe for members in ALL.values() for entry in members)
+    tiny = entries(EXPERIMENTS["table1"], profile_of("paper", models=("tiny-imagenet/resnet20",)))[0].cell
+    assert tiny.recipe["tuning_rate"] == 0.005 and "tuning_rate" not in original(tiny).recipe
 
 
 def test_ssd_is_held_against_the_remain_data():

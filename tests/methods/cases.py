@@ -1,10 +1,12 @@
-"""One quick setting of every method, a small model and small data. A new method joins the conformance suite by one entry here."""
+"""One quick setting of every reading of every method, a small model and small data. A new one joins the suite by one entry here."""
+
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from expunge.curvature import ConjugateGradients
+from expunge.curvature import ConjugateGradients, LiSSA
 from expunge.methods import (
     SCRUB,
     SSD,
@@ -49,12 +51,27 @@ CASES = {
     "retrain": lambda tuning=QUICK: Retrain(tuning),
 }
 
+READINGS = {  # those that have a constructor of their own
+    "fisher-mask-released": lambda tuning=QUICK: FisherMask.as_released(0.1, tuning),
+    "random-mask-released": lambda tuning=QUICK: RandomMask.as_released(0.2, tuning),
+    "activation-mask-released": lambda tuning=QUICK: ActivationMask.as_released(0.1, tuning),
+    "tf-idf-mask-released": lambda tuning=QUICK: TfIdfMask.as_released(0.1, tuning),
+    "fisher-noise-released": lambda tuning=None: FisherNoise.as_released(tuning=tuning),
+    "fisher-noise-golatkar": lambda tuning=None: FisherNoise.as_golatkar(tuning=tuning),
+    "influence-released": lambda tuning=None: replace(Influence.as_released(tuning=tuning), solver=LiSSA(scale=1000, passes=1)),
+    "ssd-released": lambda tuning=None: SSD.as_released(threshold=1.0, tuning=tuning),
+    "salun-released": lambda tuning=QUICK: SalUn.as_released(tuning=tuning),
+}
+
 NEEDS_NO_REMAIN = ("gradient-ascent",)  # trains on the forget data alone
 WITHOUT_TUNING = (
     "fisher-mask",
     "random-mask",
     "activation-mask",
     "mask-classifier",
+    "fisher-mask-released",
+    "random-mask-released",
+    "activation-mask-released",
 )  # on the forget data alone where nothing is fine-tuned
 
 LONGER = Tuning(Constant(0.05, 4), batch_size=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -149,34 +150,46 @@ def test_frozen_channels_stay_zero_and_free_ones_grow_back(name, freeze):
 
 
 @every_network
-@pytest.mark.parametrize("prune", ["high", "low"])
-def test_tf_idf_mask_silences_by_tf_idf_before_the_norm(name, prune):
+@pytest.mark.parametrize("reading", ["text", "released"])
+def test_tf_idf_mask_silences_by_tf_idf_before_the_norm(name, reading):
     model = network(name)
-    outcome = unlearn(model, FORGET, REMAIN, TfIdfMask(0.2, prune=prune, tuning=None), batch_size=7)
-    assert_chosen_by_tf_idf(model, outcome.model, name, FORGET, REMAIN, prune)
+    outcome = unlearn(model, FORGET, REMAIN, TfIdfMask(0.2, reading=reading, tuning=None), batch_size=7)
+    assert_chosen_by_tf_idf(model, outcome.model, name, FORGET, REMAIN, reading)
     others_unchanged(model, outcome.model, set(NORMS[name]))
 
 
-def assert_chosen_by_tf_idf(model, after, name, forget, remain, prune):
+def assert_chosen_by_tf_idf(model, after, name, forget, remain, reading, classes=0):
+    """The text zeroes the highest scores; the program what is at or below the ⌊0.8·n⌋-th largest, one more than 0.2·n."""
     both = TensorDataset(*(torch.cat(parts) for parts in zip(forget.tensors, remain.tensors, strict=True)))
-    forgotten, sign = set(forget.tensors[1].tolist()), 1 if prune == "high" else -1
+    forgotten, absent = set(forget.tensors[1].tolist()), max(0, classes - len(both.tensors[1].unique()))
     rows = table(model, name, both, before_norm=True)
-    score = {layer: sign * torch.tensor(reference.tf_idf(rows[layer], both.tensors[1], forgotten)) for layer in rows}
+    score = {layer: torch.tensor(reference.tf_idf(rows[layer], both.tensors[1], forgotten, reading, absent)) for layer in rows}
     together = torch.cat(list(score.values()))
     chosen = torch.cat([torch.tensor(part) for part in silenced(model, after, name).values()])
-    assert int(chosen.sum()) == round(0.2 * len(together))
-    assert together[chosen].min() >= together[~chosen].max() - 1e-12
+    if reading == "text":
+        assert int(chosen.sum()) == round(0.2 * len(together))
+        assert together[chosen].min() >= together[~chosen].max() - 1e-12
+    else:
+        threshold = together.sort(descending=True).values[int(0.8 * len(together)) - 1]
+        assert (together[chosen] <= threshold + 1e-12).all() and (together[~chosen] >= threshold - 1e-12).all()
+        assert int(chosen.sum()) >= math.ceil(0.2 * len(together)) + 1
+
+
+def test_the_two_readings_of_tf_idf_choose_other_channels():
+    model = network("residual")
+    text, released = (unlearn(model, FORGET, REMAIN, TfIdfMask(0.2, reading=each, tuning=None)).model for each in ("text", "released"))
+    assert silenced(model, text, "residual") != silenced(model, released, "residual")
 
 
 def test_tf_idf_mask_forgets_several_classes():
     model, forget, remain = network("residual"), data((0, 3), 11, 4), data((1, 2), 16, 5)
     outcome = unlearn(model, forget, remain, TfIdfMask(0.2, tuning=None))
-    assert_chosen_by_tf_idf(model, outcome.model, "residual", forget, remain, "high")
+    assert_chosen_by_tf_idf(model, outcome.model, "residual", forget, remain, "text")
 
 
 def test_tf_idf_as_released_prunes_the_lowest_from_one_batch():
     method = TfIdfMask.as_released(0.2, tuning=None)
-    assert (method.prune, method.batches) == ("low", 1)
+    assert (method.reading, method.batches) == ("released", 1)
     model = network("residual")
     forget, remain = ([held[:6], held[6:]] for held in (FORGET, REMAIN))  # kept as they are: the seed draws one of the two
     outcome = unlearn(model, forget, remain, method)
@@ -184,7 +197,9 @@ def test_tf_idf_as_released_prunes_the_lowest_from_one_batch():
     for first in forget:
         for second in remain:
             try:
-                assert_chosen_by_tf_idf(model, outcome.model, "residual", TensorDataset(*first), TensorDataset(*second), "low")
+                assert_chosen_by_tf_idf(
+                    model, outcome.model, "residual", TensorDataset(*first), TensorDataset(*second), "released", classes=4
+                )
                 found.append((first, second))
             except AssertionError:
                 pass
@@ -233,7 +248,7 @@ def test_mappings_and_own_objectives_work():
         (lambda: ActivationMask(ratio=1.0), "ratio"),
         (lambda: ActivationMask(average="epochs"), "average"),
         (lambda: TfIdfMask(ratio=-0.1), "ratio"),
-        (lambda: TfIdfMask(prune="middle"), "prune"),
+        (lambda: TfIdfMask(reading="original"), "reading"),
         (lambda: TfIdfMask(batches=0), "batches"),
         (lambda: RandomMask(with_norm=True), "with_norm"),
     ],

@@ -11,16 +11,20 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from expunge.errors import InputError, ModelError
 from expunge.methods import METHODS
+from expunge.methods.readings import readings
 from expunge.unlearning import unlearn
 from tests.methods import cases, properties
-from tests.methods.cases import CASES
+from tests.methods.cases import READINGS
 
+CASES = cases.CASES | READINGS
 every_method = pytest.mark.parametrize("name", CASES)
 
 
 def test_every_method_is_here():
-    assert CASES.keys() == METHODS.keys()
-    assert all(type(case()) is METHODS[name] for name, case in CASES.items())
+    assert cases.CASES.keys() == METHODS.keys()
+    assert all(type(case()) is METHODS[name] for name, case in cases.CASES.items())
+    others = {f"{name}-{reading}": kind for name, kind in METHODS.items() for reading in readings(kind) if reading != "text"}
+    assert others.keys() == READINGS.keys() and all(type(READINGS[name]()) is kind for name, kind in others.items())
 
 
 @every_method
@@ -97,9 +101,7 @@ def test_history_has_a_record_before_and_after_every_epoch(name):
     assert outcome.history[-1].seconds <= outcome.seconds
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, method in METHODS.items() if "ratio" in {field.name for field in dataclasses.fields(method)}]
-)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "ratio" in {field.name for field in dataclasses.fields(case())}])
 def test_ratio_zero_is_the_identity(name):
     model = cases.model()
     method = dataclasses.replace(CASES[name](None), ratio=0.0)

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from expunge.errors import InputError
 from expunge.methods import SSD
@@ -55,6 +56,37 @@ def test_as_released_squares_gradients_of_batches_of_64(name):
     outcome = unlearn(model, forget, remain, SSD.as_released(1.0, 0.7))
     (few, forget_batches), (many, remain_batches) = squares(model, forget), squares(model, remain)
     assert (forget_batches, remain_batches) == (2, 3)
+    forget_mean = {name: total / 2 for name, total in few.items()}
+    assert_dampened(model, outcome.model, forget_mean, {name: (few[name] + many[name]) / 5 for name in few}, 1.0, 0.7)
+
+
+def by_class(samples, labels, seed):
+    """Pictures of these classes, mixed."""
+    found = small.pictures(samples, seed=seed)
+    targets = torch.tensor(labels)[torch.randperm(samples, generator=torch.Generator().manual_seed(seed)) % len(labels)]
+    return TensorDataset(found.tensors[0] + targets.reshape(-1, 1, 1, 1), targets)
+
+
+def in_order(data):
+    rows = data.tensors[1].argsort(stable=True)
+    return TensorDataset(*(tensor[rows] for tensor in data.tensors))
+
+
+@pytest.mark.parametrize("form", [lambda data: data, lambda data: Subset(data, range(len(data))), lambda data: list(data)])
+def test_as_released_reads_classes_one_after_the_other(form):
+    """The program's batches hold one class, and squares of their gradients are larger than those of mixed batches."""
+    model, forget, remain = small.network("residual"), by_class(70, (2,), 21), by_class(150, (0, 1, 3), 22)
+    (few, _), (many, _), (mixed, _) = squares(model, forget), squares(model, in_order(remain)), squares(model, remain)
+    assert sum(many[name].sum() for name in many) > 1.5 * sum(mixed[name].sum() for name in mixed)
+    outcome = unlearn(model, form(forget), form(remain), SSD.as_released(1.0, 0.7))
+    forget_mean = {name: total / 2 for name, total in few.items()}
+    assert_dampened(model, outcome.model, forget_mean, {name: (few[name] + many[name]) / 5 for name in few}, 1.0, 0.7)
+
+
+def test_as_released_takes_the_batches_of_a_loader_as_they_are():
+    model, forget, remain = small.network("residual"), by_class(70, (2,), 21), by_class(150, (0, 1, 3), 22)
+    (few, _), (many, _) = squares(model, forget), squares(model, remain)
+    outcome = unlearn(model, DataLoader(forget, 64), DataLoader(remain, 64), SSD.as_released(1.0, 0.7))
     forget_mean = {name: total / 2 for name, total in few.items()}
     assert_dampened(model, outcome.model, forget_mean, {name: (few[name] + many[name]) / 5 for name in few}, 1.0, 0.7)
 

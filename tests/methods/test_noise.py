@@ -65,11 +65,34 @@ def test_the_text_is_its_formula(name):
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
 
 
+def batch_information(model: nn.Module, remain: TensorDataset, size: int) -> dict[str, torch.Tensor]:
+    """mean over batches of Σ_y p̄(y)·(∂ mean_n −log p(y|x_n))², p̄ the batch's mean probability."""
+    parts = list(zip(*(tensor.split(size) for tensor in remain.tensors), strict=True))
+    found = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+    for images, _ in parts:
+        for label in range(CLASSES):
+            model.zero_grad()
+            logarithms = model.eval()(images).log_softmax(1)
+            (-logarithms[:, label].mean()).backward()
+            for name, value in model.named_parameters():
+                found[name] += float(logarithms[:, label].detach().exp().mean()) * value.grad**2 / len(parts)
+    model.zero_grad(set_to_none=True)
+    return found
+
+
 @every_network
-def test_the_released_reading_is_golatkars_practice(name):
+@pytest.mark.parametrize(
+    ("build", "expect"),
+    [
+        (FisherNoise.as_golatkar, information),
+        (FisherNoise.as_released, lambda model, remain: batch_information(model, remain, 12)),
+    ],
+    ids=["golatkar", "released"],
+)
+def test_golatkars_rule_and_what_each_program_feeds_it(name, build, expect):
     model, (forget, remain), head = network(name), data(), NETWORKS[name][1]
-    outcome = unlearn(model, forget, remain, FisherNoise.as_released(seed=7), **QUIET)
-    held, noise, expected = information(model, remain), standard_normal(dict(model.named_parameters()), seed=7), {}
+    outcome = unlearn(model, forget, remain, build(seed=7), batch_size=12, **QUIET)
+    held, noise, expected = expect(model, remain), standard_normal(dict(model.named_parameters()), seed=7), {}
     for name, value in model.named_parameters():
         mean = value.detach().clone()
         if name in head:
@@ -180,6 +203,9 @@ def test_what_cannot_be_is_refused():
 
 
 def test_settings_are_the_texts_and_the_programs():
-    released = FisherNoise.as_released()
-    assert (released.scale, released.kind, released.reading, released.tuning) == (1e-6, "expected", "released", None)
-    assert dataclasses.replace(released, reading="text", tuning=FisherNoise().tuning, scale=FisherNoise().scale) == FisherNoise()
+    released, golatkar = FisherNoise.as_released(), FisherNoise.as_golatkar()
+    assert (released.scale, released.kind, released.reading, released.tuning) == (1e-6, "batch", "released", None)
+    assert dataclasses.replace(released, kind="expected") == golatkar
+    assert dataclasses.replace(golatkar, reading="text", tuning=FisherNoise().tuning, scale=FisherNoise().scale) == FisherNoise()
+    with pytest.raises(InputError, match="^kind: "):
+        NewtonNoise(kind="batch")

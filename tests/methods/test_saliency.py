@@ -80,7 +80,31 @@ def test_where_nearly_all_is_salient_it_is_random_labels():
     small.assert_close(found, unlearn(model, small.forget(), small.remain(), RandomLabels(tuning=TWO_EPOCHS)).model, model)
 
 
+@pytest.mark.parametrize("name", small.NETWORKS)
+def test_as_released_is_a_pass_over_the_forget_data_then_one_over_the_remain_data(name):
+    """Labels of the forget data are drawn anew in each epoch, from all classes."""
+    model, forget, remain = small.network(name), small.forget(), small.remain()
+    outcome = unlearn(model, forget, remain, SalUn.as_released(0.3, TWO_EPOCHS))
+    generator, moving = torch.Generator().manual_seed(TWO_EPOCHS.seed), salient(model, forget, 0.3)
+
+    def loss(data, rows, labels):
+        return lambda model: cross_entropy(model(data.tensors[0][rows]), labels)
+
+    losses, draws = [], []
+    for epoch in range(2):
+        for rows in reference.cut(FORGET, SIZE, seed=3 + epoch):
+            own = forget.tensors[1][rows]
+            draws.append((own + torch.randint(0, small.CLASSES, own.shape, generator=generator)) % small.CLASSES)
+            losses.append(loss(forget, rows, draws[-1]))
+        losses += [loss(remain, rows, remain.tensors[1][rows]) for rows in reference.cut(REMAIN, SIZE, seed=3 + epoch)]
+    small.assert_close(outcome.model, reference.descended(model, losses, rate=0.02, decay=0.01, moving=moving), model)
+
+
 def test_settings():
+    released = SalUn.as_released()
+    assert (released.salient, released.exclude_own, released.passes, released.tuning) == (0.5, False, "apart", SalUn().tuning)
+    with pytest.raises(InputError, match="^passes: must be one of 'mixed', 'apart'"):
+        SalUn(passes="both")
     assert dataclasses.asdict(SalUn())["salient"] == 0.5
     with pytest.raises(InputError, match=r"^salient: must be in \[0, 1\); found 1"):
         SalUn(1.0)

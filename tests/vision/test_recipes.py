@@ -59,3 +59,11 @@ def test_some_numbers_can_be_changed():
 def test_nonsense_is_refused(number):
     with pytest.raises(InputError, match=f"^{next(iter(number))}: must be (zero or )?positive"):
         changed(PAPER, **number)
+
+
+def test_tiny_imagenet_is_fine_tuned_at_its_own_rate_without_warm_up():
+    """The released program's; other datasets replay the schedule they were trained by."""
+    tiny = RECIPES["tiny-imagenet"].replayed(5).schedule
+    assert [tiny.rate(time) for time in (0, 0.1, 2.4, 2.5, 3.75)] == pytest.approx([0.005, 0.005, 0.005, 0.0005, 0.00005])
+    assert RECIPES["tiny-imagenet"].schedule.rate(20) == 0.1 and RECIPES["tiny-imagenet"].schedule.rate(10) == pytest.approx(0.05)
+    assert RECIPES["cifar10"].replayed(5).schedule.rate(0) == 0.1

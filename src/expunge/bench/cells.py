@@ -11,7 +11,6 @@ from typing import Any
 from expunge.tuning import Precision
 from expunge.vision.recipes import recipe_for
 
-READINGS = ("text", "released")
 LIMITS = ("remain_fraction", "remain_count")  # of a scenario: how much remain data is at hand, nothing to the trainings
 
 
@@ -20,11 +19,12 @@ class Cell:
     """dataset × network × scenario × method × seed × settings, all of it plain JSON.
 
     `scenario` is {"kind": "category", "label": 0}, with "remain_fraction" or "remain_count" where not all remain data are at hand;
-    `method` {"name": a key of METHODS, "reading": "text" or "released", and settings}; `tuning` the fine-tuning: {"schedule": "replayed",
-    "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5}, {"schedule": "own"} for the method's own, or None. `recipe` is how
-    the networks are trained. `validation` is the share of the training data kept apart to choose the epoch on; 0: it is chosen on the
-    test set. `precision` is that of all training, fine-tuning too. `relearn`, {"rate": 0.1, "limit": 100} and perhaps "margin", asks for
-    the re-learn time too.
+    `method` {"name": a key of METHODS, "reading": "text", "released" or another of `readings`, and settings}, with "revision" where the
+    method's rule was corrected, so that a result of the rule before is none of this cell; `tuning` the fine-tuning: {"schedule":
+    "replayed", "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5}, {"schedule": "own"} for the method's own, or None.
+    `recipe` is how the networks are trained. `validation` is the share of the training data kept apart to choose the epoch on; 0: it is
+    chosen on the test set. `precision` is that of all training, fine-tuning too. `relearn`, {"rate": 0.1, "limit": 100} and perhaps
+    "margin", asks for the re-learn time too.
     """
 
     dataset: str
@@ -50,7 +50,7 @@ class Cell:
     def label(self) -> str:
         """One line for people, and what `--only` looks in."""
         scenario, method = dict(self.scenario), dict(self.method)
-        name = method.pop("name") + ("-released" if method.pop("reading") == "released" else "")
+        name = method.pop("name") + ("" if (reading := method.pop("reading")) == "text" else f"-{reading}")
         parts = [self.dataset, self.network, scenario.pop("kind"), *_pairs(scenario), name, *_pairs(method)]
         if (decay := self.recipe.get("weight_decay")) not in (None, recipe_for(self.dataset).weight_decay):
             parts.append(f"weight_decay={decay:g}")

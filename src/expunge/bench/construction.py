@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from expunge.bench.cells import LIMITS, READINGS, Cell
+from expunge.bench.cells import LIMITS, Cell
 from expunge.errors import InputError
 from expunge.methods import METHODS, Method
+from expunge.methods.readings import readings
 from expunge.metrics import Relearning
 from expunge.tuning import Constant, Tuning
 from expunge.vision import scenarios
@@ -76,12 +77,12 @@ def method_of(cell: Cell) -> Method:
     """The method in the cell's reading; seed and tuning are the cell's where the method has such settings."""
     settings = dict(cell.method)
     name, reading = settings.pop("name"), settings.pop("reading")
+    settings.pop("revision", None)
     if name not in METHODS:
         raise InputError("method", f"must be one of {', '.join(METHODS)}", name)
-    if reading not in READINGS or (reading == "released" and not hasattr(METHODS[name], "as_released")):
+    build = readings(METHODS[name]).get(reading)
+    if build is None:
         raise InputError("method", f"{name} has no reading", reading)
-    kind: Any = METHODS[name]
-    build = kind.as_released if reading == "released" else kind
     known = inspect.signature(build).parameters
     if unknown := sorted(settings.keys() - known.keys()):
         raise InputError("method", f"{name} has the settings {', '.join(known)}", ", ".join(unknown))

@@ -58,7 +58,7 @@ def _data(cell: Cell, part: str) -> dict[str, Any]:
 
 
 def _spec(cell: Cell, data: Mapping[str, Any]) -> Spec:
-    recipe = {name: value for name, value in cell.recipe.items() if name != "mask_ratio"}
+    recipe = {name: value for name, value in cell.recipe.items() if name not in ("mask_ratio", "tuning_rate")}
     return Spec(cell.dataset, cell.network, data, cell.seed, recipe, cell.validation, cell.precision)
 
 

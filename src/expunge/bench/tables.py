@@ -128,7 +128,7 @@ def _label(name: str, reading: str, view: str) -> str:
     if name == ORIGINAL or (name == FINETUNE and view == "masked"):
         return "w*"
     kind = METHODS[name].__name__ if name in METHODS else name
-    return f"{kind}, released" if reading == "released" else kind
+    return kind if reading == "text" else f"{kind}, {reading}"
 
 
 def _shown(result: Result | None, view: str) -> bool:

@@ -75,17 +75,19 @@ class TfIdfMask:
     """Zero the channels that answer to the forgotten classes and to few others, then fine-tune: classes are documents, channels words.
 
     a[c, u] = mean over class c of the mean over positions of ReLU(conv), before BatchNorm.
-    score_u = TF·IDF, TF = a[c, u] / Σ_c' a[c', u], IDF = log(K / (1 + #{c' : a[c', u] ≥ mean over the layer's channels of a[c', ·]})), TF
-    averaged over the forgotten classes c. The share `ratio` of channels goes to zero, weight and bias; BatchNorm stays (section Masking
-    with Activation Values, after Wang et al. 2022). For whole categories only: no label may be in both sets. `batches` limits each set to
-    as many, drawn with `seed`.
+    score_u = TF·IDF, TF = a[c, u] / Σ_u' a[c, u'] over the layer's channels u', averaged over the forgotten classes c,
+    IDF = log((1 + K) / (1 + #{c' : a[c', u] ≥ mean over the layer's channels of a[c', ·]})).
+    The share `ratio` of channels with the highest scores goes to zero, weight and bias; BatchNorm stays (section Masking with Activation
+    Values, after Wang et al. 2022). For whole categories only: no label may be in both sets. `batches` limits each set to as many, drawn
+    with `seed`.
 
-    Departures: the released program prunes the lowest scores, from one batch: `as_released()`.
+    Departures: the released programs, the paper's and Wang's, have another IDF, zero the lowest scores and look at few samples:
+    `as_released()`.
     """
 
     ratio: float = 0.02
     scope: Scope = "global"
-    prune: Literal["high", "low"] = "high"
+    reading: Literal["text", "released"] = "text"
     batches: int | None = None
     seed: int = 0
     include_head: bool = False
@@ -94,7 +96,7 @@ class TfIdfMask:
     def __post_init__(self) -> None:
         check_number("ratio", self.ratio, 0, 1)
         check_choice("scope", self.scope, Scope)
-        check_choice("prune", self.prune, ("high", "low"))
+        check_choice("reading", self.reading, ("text", "released"))
         if self.batches is not None:
             check_whole("batches", self.batches, least=1)
         check_whole("seed", self.seed)
@@ -102,8 +104,12 @@ class TfIdfMask:
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> TfIdfMask:
-        """The settings of the authors' released program: the lowest scores, from one batch of each set."""
-        return cls(ratio, prune="low", batches=1, tuning=tuning)
+        """The rule of the authors' released program, from one batch of each set, where the program has one batch of all training data.
+
+        IDF[u] = log(K / (1 + #{c' : a[c', u] ≥ mean over the classes of a[·, u]})); channels at or below the ⌊n·(1 − ratio)⌋-th largest of
+        all n scores go to zero, one more than the ratio says.
+        """
+        return cls(ratio, reading="released", batches=1, tuning=tuning)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "TfIdfMask")
@@ -121,8 +127,9 @@ class TfIdfMask:
                 batches = islice(run.batches(data, argument).shuffled(self.seed), self.batches)
             return activations.measure(model, batches, layers, run.objective, classes=labels, before_norm=True, progress=run.progress)
 
-        score = scores.tf_idf(measure(forget, "forget", forget_labels), measure(remain, "remain", remain_labels))
-        if self.prune == "low":
-            score = {name: -values for name, values in score.items()}
-        chosen = masks.select(score, self.ratio, "element", self.scope)
+        score = scores.tf_idf(measure(forget, "forget", forget_labels), measure(remain, "remain", remain_labels), self.reading)
+        if self.reading == "text":
+            chosen = masks.select(score, self.ratio, "element", self.scope)
+        else:
+            chosen = masks.below_threshold(score, self.ratio, self.scope)
         return mask_and_tune(model, channels.mask(model, layers, chosen), remain, self.tuning, run)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from expunge import curvature, fisher
 from expunge.artifacts import weights_digest
-from expunge.batches import Batches, Data, as_batches
+from expunge.batches import Batches, Data, as_batches, row_reader
 from expunge.checks import screened
+from expunge.classes import no_labels
 from expunge.fisher import FisherSums
 from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
 from expunge.objective import Batch, Objective
@@ -33,7 +35,7 @@ class SSD:
     below n/n_f; for one of ten equal classes that is 10, and α = 10 changes next to nothing. See docs/dampening.md for what to take.
 
     Defaults: α = 10, λ = 1, those of their class removal (of 20 classes or more); no fine-tuning.
-    Departures: their program squares gradients of batches: `as_released()`.
+    Departures: their program squares gradients of batches, which depend on the order of the data: `as_released()`.
     """
 
     threshold: float = 10.0
@@ -49,16 +51,22 @@ class SSD:
 
     @classmethod
     def as_released(cls, threshold: float = 10.0, dampening: float = 1.0, tuning: Tuning | None = None) -> SSD:
-        """The importance of the authors' released program: squared gradients of the mean loss of batches of 64, averaged over batches."""
+        """The importance of the authors' released program: squared gradients of the mean loss of batches of 64, averaged over batches.
+
+        Such squares depend on which samples share a batch. To forget classes the program reads the data class by class, and so does this:
+        where no label is in both sets, a dataset is read in the order of its labels. Batches of a loader or a list are taken as they are;
+        order them by class too. Where the sets share labels (single samples to forget) the order is the data's own, as there.
+        """
         return cls(threshold, dampening, "loss-batch", tuning)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "SSD")
 
+        sets = _class_by_class({"forget": forget, "remain": remain}, run) if self.kind == "loss-batch" else {}
+
         def measure(data: Data, argument: str) -> FisherSums:
             if self.kind == "loss-batch":
-                cut = as_batches(data, argument, RELEASED_BATCH_SIZE)
-                return batch_importance(model, screened(cut, argument, run.objective), run.objective)
+                return batch_importance(model, screened(sets[argument], argument, run.objective), run.objective)
             batches = run.batches(data, argument)
             return fisher.diagonal(model, batches, kind=self.kind, objective=run.objective, progress=run.progress)
 
@@ -80,6 +88,33 @@ def batch_importance(model: nn.Module, batches: Batches, objective: Objective) -
         for name, total in sums.items():
             total.add_(gradient[name].square())
     return FisherSums(sums, len(batches), "loss-batch", weights_digest(model))
+
+
+def _class_by_class(sets: dict[str, Data], run: Run) -> dict[str, Batches]:
+    """Batches of each set in the order of its labels where no label is in both; what has no labels, or batches of its own, stays."""
+    cut = {argument: as_batches(data, argument, RELEASED_BATCH_SIZE) for argument, data in sets.items()}
+    labels = {argument: found for argument, batches in cut.items() if (found := _labels(batches, argument, run)) is not None}
+    if len(labels) < len(cut) or set.intersection(*({*found.tolist()} for found in labels.values())):
+        return cut
+    return {argument: _in_order(batches, labels[argument].argsort(stable=True), argument) for argument, batches in cut.items()}
+
+
+def _labels(batches: Batches, argument: str, run: Run) -> Tensor | None:
+    """One integer label per sample, in the order of the data; None where there are no such labels."""
+    parts = []
+    for batch in screened(batches, argument, run.objective):
+        targets = run.objective.targets(batch)
+        if not isinstance(targets, Tensor) or targets.dim() != 1 or no_labels(run.logits, targets):
+            return None
+        parts.append(targets.detach().cpu())
+    return torch.cat(parts)
+
+
+def _in_order(batches: Batches, rows: Tensor, argument: str) -> Batches:
+    if batches.source is None or isinstance(batches.source, DataLoader):
+        return batches
+    read, parts = row_reader(batches.source, argument), rows.split(RELEASED_BATCH_SIZE)
+    return Batches(lambda seed: map(read, parts), len(parts))
 
 
 def _alone(batch: Batch) -> Batches:

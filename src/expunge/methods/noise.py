@@ -21,6 +21,7 @@ from expunge.settings import check_amount, check_choice, check_whole
 from expunge.tuning import Tuning
 
 Kind = Literal["expected", "empirical", "sampled"]
+NoiseKind = Literal["expected", "empirical", "sampled", "batch"]
 
 FLOOR = 1e-8  # of a weight's Fisher information: one the data do not touch would otherwise get infinite noise
 
@@ -32,14 +33,15 @@ class FisherNoise:
     ŵ = w + (λσ²)^¼ F^-¼ ε, ε ~ N(0, I), F the diagonal Fisher of the remain data, mean over samples (eq. "fishernoise2"). `scale` is λσ².
     F counts as at least 1e-8, so the noise of a weight that is dead on all data is bounded. Frozen weights get none.
 
-    Departures: `as_released()` is the released program's rule, which is Golatkar's (2020): noise of variance α/(F + 1e-8), at most 1e3·α
-    (the classifier's 1e2·α), averaged over dimension 1, tenfold for the classifier and all vectors; the classifier's rows of forgotten
-    classes are redrawn around 0. `scale` is then α. A class counts as forgotten where its label is in the forget data and not in the
-    remain data, or where it is `label`; where there is none, no row is redrawn.
+    Departures: `reading="released"` is Golatkar's rule (2020), which the released program has too: noise of variance α/(F + 1e-8), at most
+    1e3·α (the classifier's 1e2·α), averaged over dimension 1, tenfold for the classifier and all vectors; the classifier's rows of
+    forgotten classes are redrawn around 0. `scale` is then α. A class counts as forgotten where its label is in the forget data and not in
+    the remain data, or where it is `label`; where there is none, no row is redrawn. `as_golatkar()` feeds it the per-sample Fisher of their
+    program, `as_released()` the squared batch gradients of the paper's.
     """
 
     scale: float = 1e-11
-    kind: Kind = "expected"
+    kind: NoiseKind = "expected"
     reading: Literal["text", "released"] = "text"
     label: int | None = None
     seed: int = 0
@@ -53,8 +55,16 @@ class FisherNoise:
 
     @classmethod
     def as_released(cls, scale: float = 1e-6, label: int | None = None, seed: int = 0, tuning: Tuning | None = None) -> FisherNoise:
-        """The settings of the authors' released program, without fine-tuning as there."""
-        return cls(scale, reading="released", label=label, seed=seed, tuning=tuning)
+        """The paper's released program at its last commit, without fine-tuning as there: F of squared batch gradients, FisherMask's.
+
+        It changes with the batch size of `unlearn`; the program's is the default, 128.
+        """
+        return cls(scale, "batch", "released", label, seed, tuning)
+
+    @classmethod
+    def as_golatkar(cls, scale: float = 1e-6, label: int | None = None, seed: int = 0, tuning: Tuning | None = None) -> FisherNoise:
+        """Golatkar's own program (2020), without fine-tuning as there: the same rule with F of single samples, expected over labels."""
+        return cls(scale, "expected", "released", label, seed, tuning)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "FisherNoise")
@@ -128,7 +138,7 @@ def standard_normal(like: Mapping[str, Tensor], seed: int) -> Vector:
     return {name: torch.randn(part.shape, generator=generator, dtype=torch.float64).to(part.device) for name, part in like.items()}
 
 
-def _information(model: nn.Module, remain: Data, kind: Kind, run: Run) -> Vector:
+def _information(model: nn.Module, remain: Data, kind: NoiseKind, run: Run) -> Vector:
     return fisher.diagonal(model, run.batches(remain, "remain"), kind=kind, objective=run.objective, progress=run.progress).mean()
 
 
@@ -159,6 +169,6 @@ def _rows(model: nn.Module, head: tuple[str, ...], labels: tuple[int, ...]) -> d
 
 def _check_settings(method: FisherNoise | NewtonNoise) -> None:
     check_amount("scale", method.scale)
-    check_choice("kind", method.kind, Kind)
+    check_choice("kind", method.kind, NoiseKind if isinstance(method, FisherNoise) else Kind)
     check_whole("seed", method.seed)
     check_tuning(method.tuning)

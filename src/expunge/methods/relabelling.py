@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from expunge.batches import Data, as_batches
+from expunge.batches import Batches, Data, as_batches
 from expunge.errors import InputError
 from expunge.methods.run import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
@@ -21,8 +22,9 @@ from expunge.tuning import Constant, Losses, Phase, Tuning
 class RandomLabels:
     """Train on the forget data with random labels and on the remain data with their own, all in one stream.
 
-    ỹ_i uniform over the classes but y_i, drawn once; `exclude_own=False`: over all classes. Every batch holds the same share of forget
-    samples. Graves et al. 2021, arXiv:2010.10981, who give no settings.
+    minimise (Σ_f ℓ(x_i, ỹ_i) + Σ_r ℓ(x_i, y_i)) / (n_f + n_r), ỹ_i uniform over the classes but y_i, drawn once; `exclude_own=False`: over
+    all classes. It is the mean over the stream, not L_f + L_r: the forget data weigh n_f / (n_f + n_r). Every batch holds the same share of
+    forget samples. Graves et al. 2021, arXiv:2010.10981, who give no settings.
 
     Defaults: 3 epochs of Adam at 1e-4, the comparison in Foster et al. 2024 (arXiv:2308.07707).
     """
@@ -40,10 +42,19 @@ class RandomLabels:
 
 
 def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> Phase:
-    """A pass over the remain data with the forget data among them, these with labels drawn by the tuning's seed.
+    """A pass over the remain data with the forget data among them, these with labels drawn once, by the tuning's seed."""
+    drawn, own = _labelled(model, forget, remain, exclude_own, tuning, run)
+    return Phase(mixed(drawn, own), "remain", _taught(run), itemgetter(0))
 
-    The labels go beside the batches, which stay as they are: whatever the form of a batch, the objective need not know.
-    """
+
+def relabelled_apart(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> list[Phase]:
+    """A pass over the forget data, with labels drawn anew each time they are read, then one over the remain data."""
+    drawn, own = _labelled(model, forget, remain, exclude_own, tuning, run)
+    return [Phase(drawn, "forget", _taught(run), itemgetter(0)), Phase(own, "remain", _taught(run), itemgetter(0))]
+
+
+def _labelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> tuple[Batches, Batches]:
+    """Both sets with the labels to learn beside the batches, which stay as they are: whatever their form, the objective need not know."""
     few, many = (as_batches(data, name, tuning.batch_size) for data, name in ((forget, "forget"), (remain, "remain")))
     shape = class_shape(model, forget, remain, run, "random labels need")
     generator = torch.Generator().manual_seed(tuning.seed)
@@ -55,13 +66,17 @@ def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, 
             raise InputError("forget", "random labels need one integer label for each row of logits", found)
         return random_labels(targets, shape[1], exclude_own, generator)
 
-    drawn = tagged(few, draw)
+    return tagged(few, draw), tagged(many, run.objective.targets)
+
+
+def _taught(run: Run) -> Callable[[nn.Module, Batch, Losses], Tensor]:
+    """The mean loss of a batch to the labels beside it."""
 
     def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
         samples, labels = batch
         return losses(run.objective.outputs(model, samples), labels).mean()
 
-    return Phase(mixed(drawn, tagged(many, run.objective.targets)), "remain", loss, itemgetter(0))
+    return loss
 
 
 def random_labels(targets: Tensor, classes: int, exclude_own: bool, generator: torch.Generator) -> Tensor:
