@@ -42,13 +42,10 @@ class SalUn:
         check_tuning(self.tuning, "SalUn")
 
     @classmethod
-    def as_released(
-        cls, salient: float = 0.5, tuning: Tuning = Tuning(Constant(0.013, 10), batch_size=256, weight_decay=5e-4)
-    ) -> SalUn:
-        """The authors' program for CIFAR-10 and SVHN: each epoch a pass over the forget data, with labels drawn anew from all classes, then
-        one over the remain data.
+    def as_released(cls, salient: float = 0.5, tuning: Tuning = Tuning(Constant(0.013, 10), batch_size=256, weight_decay=5e-4)) -> SalUn:
+        """The authors' program for CIFAR-10 and SVHN: in each epoch a pass over the forget data, then one over the remain data.
 
-        Its saliency sums the mean gradients of batches, a last, smaller one like the others; here it is the mean over samples.
+        Labels of the forget data are drawn anew each time, from all classes. Its saliency sums the mean gradients of batches, a last, smaller one like the others; here it is the mean over samples.
         """
         return cls(salient, exclude_own=False, passes="apart", tuning=tuning)
 
