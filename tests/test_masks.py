@@ -311,6 +311,15 @@ def test_freeze_of_frozen_parameters_and_refusals() -> None:
         pass
 
 
+@pytest.mark.parametrize(("rounding", "chosen"), [("nearest", 14), ("down", 13)])
+def test_a_share_of_a_unit_is_rounded(rounding: str, chosen: int) -> None:
+    score = {"a": torch.arange(688.0)}  # 0.02 of them are 13.76
+    assert masks.count(masks.select(score, 0.02, rounding=rounding)) == chosen
+    assert masks.count(masks.select(score, 0.02, scope="layer", rounding=rounding)) == chosen
+    with pytest.raises(InputError, match="^rounding: must be one of 'nearest', 'down'"):
+        masks.select(score, 0.02, rounding="up")
+
+
 @pytest.mark.parametrize(("ratio", "chosen"), [(0.0, 0), (0.02, 15), (0.25, 173), (0.999, 688)])
 def test_below_threshold_takes_one_more_than_the_ratio(ratio: float, chosen: int) -> None:
     """As the programs of TF-IDF, which keep what is above the ⌊n·(1 − ratio)⌋-th largest score."""

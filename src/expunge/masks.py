@@ -17,6 +17,7 @@ Mask = dict[str, Tensor]  # parameter name -> bool tensor of the parameter's sha
 Granularity = Literal["element", "kernel", "channel"]
 Scope = Literal["global", "layer"]
 Which = Literal["weights", "all"]
+Rounding = Literal["nearest", "down"]
 
 
 def candidates(model: nn.Module, head: Sequence[str] = (), include_head: bool = False, which: Which = "weights") -> tuple[str, ...]:
@@ -56,21 +57,24 @@ def select(
     granularity: Granularity = "element",
     scope: Scope = "global",
     candidates: Sequence[str] | None = None,
+    rounding: Rounding = "nearest",
 ) -> Mask:
     """The top `ratio` of the units, by score.
 
-    |M| = ⌊ratio · units + ½⌋, over all candidates ("global") or in each parameter ("layer"). A unit is a single weight ("element"), a
-    convolution's (out, in) kernel ("kernel"; single weights of matrices and vectors) or an output channel or row ("channel"); its score
-    is the mean over its weights.
+    |M| = ⌊ratio · units + ½⌋ ("down": ⌊ratio · units⌋), over all candidates ("global") or in each parameter ("layer"). A unit is a single
+    weight ("element"), a convolution's (out, in) kernel ("kernel"; single weights of matrices and vectors) or an output channel or row
+    ("channel"); its score is the mean over its weights.
 
     Exactly that many units, the same ones on any device: of equal scores those of earlier candidates, then of lower index, come first.
     So masks of the same score are nested as the ratio grows. Without `candidates` all of the score counts, in its order.
 
     Paper: "select top R parameters according to F_f,jj − F_r,jj".
-    Departures: the released program masks kernels of convolutions and single weights of linear layers, `granularity="kernel"`.
+    Departures: the released program masks kernels of convolutions and single weights of linear layers, `granularity="kernel"`, and
+    ⌊ratio · units⌋ of them, `rounding="down"`.
     """
     _check_choice("granularity", granularity, Granularity)
     _check_choice("scope", scope, Scope)
+    _check_choice("rounding", rounding, Rounding)
     if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= ratio < 1:
         raise InputError("ratio", "must be in [0, 1)", ratio)
     names = list(score if candidates is None else candidates)
@@ -82,11 +86,11 @@ def select(
         if values.isnan().any():
             raise InputError("score", "must not be NaN, nor hold +inf and -inf in one unit", name)
     if scope == "layer":
-        chosen = [_top(values, ratio) for values in units.values()]
+        chosen = [_top(values, ratio, rounding) for values in units.values()]
     else:
         device = units[names[0]].device
         together = torch.cat([values.to(device) for values in units.values()])
-        chosen = list(_top(together, ratio).split([values.numel() for values in units.values()]))
+        chosen = list(_top(together, ratio, rounding).split([values.numel() for values in units.values()]))
     return {name: _spread(part.to(score[name].device), score[name].shape, granularity) for name, part in zip(names, chosen, strict=True)}
 
 
@@ -205,9 +209,9 @@ def _unit_scores(score: Tensor, granularity: Granularity) -> Tensor:
     return values.squeeze(1) / size
 
 
-def _top(values: Tensor, ratio: float) -> Tensor:
-    """True for the ⌊ratio · n + ½⌋ largest, of equal ones the first."""
-    wanted = math.floor(ratio * values.numel() + 0.5)
+def _top(values: Tensor, ratio: float, rounding: Rounding) -> Tensor:
+    """True for the ⌊ratio · n + ½⌋ (or ⌊ratio · n⌋) largest, of equal ones the first."""
+    wanted = math.floor(ratio * values.numel() + (0.5 if rounding == "nearest" else 0.0))
     if wanted == 0:
         return torch.zeros_like(values, dtype=torch.bool)
     threshold = torch.topk(values, wanted, sorted=False).values.amin()

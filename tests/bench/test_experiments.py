@@ -101,6 +101,15 @@ def test_a_method_is_built_in_the_reading_of_its_cell():
         method_of(replace(ALL["table1"][0].cell, method={"name": "finetune", "reading": "golatkar"}))
 
 
+def test_a_cell_that_does_not_say_rounds_to_the_nearest():
+    """So were the masks of the results in the repository, in both readings."""
+    for name in ("fisher-mask", "random-mask", "activation-mask"):
+        cells = [entry.cell for entry in ALL["table1"] if entry.cell.method["name"] == name]
+        assert {cell.method["reading"] for cell in cells} == {"text", "released"}
+        assert {method_of(cell).rounding for cell in cells} == {"nearest"}
+        assert method_of(replace(cells[-1], method={**cells[-1].method, "rounding": "down"})).rounding == "down"
+
+
 def test_a_corrected_rule_gives_another_cell():
     """A result of the rule before must not be taken for one of the rule now."""
     for (name, reading), revision in REVISIONS.items():

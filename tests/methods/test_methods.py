@@ -9,7 +9,7 @@ from torch.nn.utils import prune, spectral_norm
 
 from expunge import fisher, masks, scores
 from expunge.errors import InputError, ModelError
-from expunge.methods import BadTeacher, Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
+from expunge.methods import ActivationMask, BadTeacher, Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
 from expunge.objective import Objective
 from expunge.tuning import Steps, Tuning, train
 from expunge.unlearning import unlearn
@@ -214,3 +214,17 @@ def test_weights_that_a_reset_does_not_reach_are_refused(kind, method):
         model.eval()(cases.dataset()[:2][0])
     with properties.assert_untouched(model), pytest.raises(ModelError, match=f"does not reach {name}"):
         unlearn(model, cases.forget(), cases.remain(), method, watch={})
+
+
+def test_masks_as_released_round_down():
+    """As `int(n * ratio)` in the programs; the text's reading rounds to the nearest."""
+    model, channels = cases.model(), 4 + 8  # of the convolution and the hidden layer; 3 more are the classifier's
+    kernels = 4 + 64 * 8 + 8 * 3
+    for method, units in ((ActivationMask, channels), (RandomMask, channels + 3), (FisherMask, kernels)):
+        ratio = (1 + 0.9) / units
+        outcome = unlearn(model, cases.forget(), cases.remain(), method.as_released(ratio, tuning=None))
+        nearest = unlearn(model, cases.forget(), cases.remain(), method.as_released(ratio, tuning=None, rounding="nearest"))
+        assert 0 < len(outcome.patch) < len(nearest.patch)
+        assert method().rounding == "nearest" and method.as_released().rounding == "down"
+        with pytest.raises(InputError, match="^rounding: must be one of"):
+            method(rounding="up")

@@ -86,6 +86,9 @@ def method_of(cell: Cell) -> Method:
     known = inspect.signature(build).parameters
     if unknown := sorted(settings.keys() - known.keys()):
         raise InputError("method", f"{name} has the settings {', '.join(known)}", ", ".join(unknown))
+    if "rounding" in known:
+        # A cell that does not say is one of those in results/paper, whose masks hold at most one unit more than the programs'.
+        settings.setdefault("rounding", "nearest")
     if "seed" in known:
         settings.setdefault("seed", cell.seed)
     if "tuning" in known:

@@ -13,7 +13,7 @@ from expunge import activations, channels, masks, scores
 from expunge.activations import Activations
 from expunge.batches import Data
 from expunge.errors import InputError
-from expunge.masks import Scope
+from expunge.masks import Rounding, Scope
 from expunge.methods.run import Run, change_and_tune, check_tuning, mask_and_tune, needs_remain
 from expunge.objective import Batch
 from expunge.patches import Patch
@@ -30,7 +30,8 @@ class ActivationMask:
     in a Linear), so there is no `granularity`, and `ratio` counts channels. Without remain data (and then without `tuning`) A_f stands
     alone.
 
-    Departures: the released program divides sums by the number of batches and also zeroes BatchNorm: `as_released()`.
+    Departures: the released program divides sums by the number of batches, also zeroes BatchNorm, and rounds the number of channels down:
+    `as_released()`.
     """
 
     ratio: float = 0.02
@@ -39,17 +40,19 @@ class ActivationMask:
     with_norm: bool = False
     include_head: bool = False
     tuning: Tuning | None = Tuning()
+    rounding: Rounding = "nearest"
 
     def __post_init__(self) -> None:
         check_number("ratio", self.ratio, 0, 1)
         check_choice("scope", self.scope, Scope)
+        check_choice("rounding", self.rounding, Rounding)
         check_choice("average", self.average, ("samples", "batches"))
         check_tuning(self.tuning)
 
     @classmethod
-    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> ActivationMask:
+    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning(), rounding: Rounding = "down") -> ActivationMask:
         """The settings of the authors' released program: γ, β, running mean and variance go to zero with the channel."""
-        return cls(ratio, average="batches", with_norm=True, tuning=tuning)
+        return cls(ratio, average="batches", with_norm=True, tuning=tuning, rounding=rounding)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
@@ -61,7 +64,7 @@ class ActivationMask:
 
         remain_sums = None if remain is None else measure(remain, "remain")
         score = scores.activation_difference(measure(forget, "forget"), remain_sums, self.average)
-        chosen = masks.select(score, self.ratio, "element", self.scope)
+        chosen = masks.select(score, self.ratio, "element", self.scope, rounding=self.rounding)
         mask = channels.mask(model, layers, chosen, self.with_norm)
         if not self.with_norm:
             return mask_and_tune(model, mask, remain, self.tuning, run)

@@ -15,7 +15,7 @@ from expunge.batches import Data
 from expunge.classes import no_labels
 from expunge.errors import InputError
 from expunge.fisher import FisherSums
-from expunge.masks import Granularity, Mask, Scope, Which
+from expunge.masks import Granularity, Mask, Rounding, Scope, Which
 from expunge.methods.run import Run, check_tuning, mask_and_tune, needs_remain
 from expunge.objective import IGNORED
 from expunge.patches import Patch
@@ -31,7 +31,8 @@ class FisherMask:
     Information). `remain_weight` λ weighs means instead of sums: F̄_f − λ·F̄_r. Without remain data (and then without `tuning`)
     the forget term stands alone, whatever λ.
 
-    Departures: the released program squares batch gradients, masks whole kernels and the classifier too: `as_released()`.
+    Departures: the released program squares batch gradients, masks whole kernels and the classifier too, and rounds their number down:
+    `as_released()`.
     """
 
     ratio: float = 0.02
@@ -42,9 +43,11 @@ class FisherMask:
     which: Which = "all"
     include_head: bool = False
     tuning: Tuning | None = Tuning()
+    rounding: Rounding = "nearest"
 
     def __post_init__(self) -> None:
         check_number("ratio", self.ratio, 0, 1)
+        check_choice("rounding", self.rounding, Rounding)
         if self.remain_weight is not None:
             check_number("remain_weight", self.remain_weight, -math.inf, ends="()", rule="must be a finite number, or None")
         check_choice("kind", self.kind, fisher.KINDS)
@@ -52,9 +55,9 @@ class FisherMask:
         check_tuning(self.tuning)
 
     @classmethod
-    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> FisherMask:
+    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning(), rounding: Rounding = "down") -> FisherMask:
         """The settings of the authors' released program."""
-        return cls(ratio, "batch", remain_weight=1, granularity="kernel", which="weights", include_head=True, tuning=tuning)
+        return cls(ratio, "batch", 1, "kernel", which="weights", include_head=True, tuning=tuning, rounding=rounding)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
@@ -69,7 +72,7 @@ class FisherMask:
         remain_sums = None if remain is None else measure(remain, "remain")
         remain_weight = None if remain is None else self.remain_weight
         score = scores.fisher_difference(measure(forget, "forget"), remain_sums, remain_weight)
-        mask = masks.select(score, self.ratio, self.granularity, self.scope, allowed)
+        mask = masks.select(score, self.ratio, self.granularity, self.scope, allowed, self.rounding)
         return mask_and_tune(model, mask, remain, self.tuning, run)
 
 
@@ -90,9 +93,11 @@ class RandomMask:
     seed: int = 0
     with_norm: bool = False
     tuning: Tuning | None = Tuning()
+    rounding: Rounding = "nearest"
 
     def __post_init__(self) -> None:
         check_number("ratio", self.ratio, 0, 1)
+        check_choice("rounding", self.rounding, Rounding)
         _check_units(self.granularity, self.scope, self.which)
         check_whole("seed", self.seed)
         check_tuning(self.tuning)
@@ -100,9 +105,9 @@ class RandomMask:
             raise InputError("with_norm", 'needs granularity="channel"', repr(self.granularity))
 
     @classmethod
-    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning(), seed: int = 0) -> RandomMask:
+    def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning(), seed: int = 0, rounding: Rounding = "down") -> RandomMask:
         """The settings of the authors' released program."""
-        return cls(ratio, "channel", which="weights", include_head=True, seed=seed, with_norm=True, tuning=tuning)
+        return cls(ratio, "channel", which="weights", include_head=True, seed=seed, with_norm=True, tuning=tuning, rounding=rounding)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
@@ -113,9 +118,10 @@ class RandomMask:
         if self.with_norm:
             layers = run.layers_of(model, forget, self.include_head)
             score = scores.random({layer.name: (layer.channels,) for layer in layers}, self.seed)
-            return channels.mask(model, layers, masks.select(score, self.ratio, "element", self.scope), with_norm=True)
+            chosen = masks.select(score, self.ratio, "element", self.scope, rounding=self.rounding)
+            return channels.mask(model, layers, chosen, with_norm=True)
         allowed = _allowed(model, forget, run, self.include_head, self.which)
-        return masks.select(scores.random(model, self.seed), self.ratio, self.granularity, self.scope, allowed)
+        return masks.select(scores.random(model, self.seed), self.ratio, self.granularity, self.scope, allowed, self.rounding)
 
 
 @dataclass(frozen=True)
