@@ -20,7 +20,7 @@ from expunge.vision.scenarios import category
 
 LABEL, DRAWS = 0, 5
 SCALES = {"the text: (λσ²)^¼ F^-¼": [10**power for power in (-13, -12.5, -12, -11.5, -11, -10.5, -10, -9.5, -9)]}
-SCALES["as released: (α/F)^½, row redrawn"] = [10**power for power in (-9, -8.5, -8, -7.5, -7, -6.5, -6, -5.5, -5)]
+SCALES["Golatkar's rule: (α/F)^½, row redrawn"] = [10**power for power in (-9, -8.5, -8, -7.5, -7, -6.5, -6, -5.5, -5)]
 TUNED = (1e-12, 1e-11, 1e-10)
 
 Curve = dict[str, list[list[float]]]  # part of the data -> one list of draws a scale

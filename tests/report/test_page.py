@@ -1,6 +1,7 @@
 """What the page says: every method and seed, the paper's number and the gap, what is missing, and nothing of it as markup."""
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def words(text):
 @pytest.fixture(scope="module")
 def whole():
     return html(made.many())
+
+
+def test_the_poisons_attack_is_not_called_one_on_membership(whole):
+    said = unescape(words(whole))
+    assert "attack success, %" in said and "given the attacker's label; the poison's attack, not one on membership" in said
 
 
 def test_tags_are_closed_and_ids_are_unique(whole):

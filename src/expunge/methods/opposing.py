@@ -22,7 +22,8 @@ class GradientAscent:
     Needs no remain data, and nothing holds the rest of the network: few steps, or it is lost. The network is in train mode, as in the
     programs of the field, so BatchNorm's running statistics move towards the forget data too. Thudi et al. 2022, arXiv:2109.13398.
 
-    Defaults: 5 epochs at 1e-4, the comparison in Fan et al. 2024 (arXiv:2310.12508); what suits a network must be found.
+    Defaults: 5 epochs at 1e-4, batches of 256 and decay 5e-4, the baseline in the program of Jia et al. 2023 (Unlearn-Sparse,
+    arXiv:2304.04934); what suits a network must be found.
     """
 
     tuning: Tuning = Tuning(Constant(1e-4, 5), batch_size=256, weight_decay=5e-4)

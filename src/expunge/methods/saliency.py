@@ -27,8 +27,8 @@ class SalUn:
     Defaults: 10 epochs at 0.013, their example for 10 % random data of CIFAR-10; a class needs a rate of its own.
     Departures: the text minimises L_f(ỹ) + α·L_r, a sum of two means, in which the forget term does not shrink with n_f; here, as in their
     program for CIFAR-100 and Tiny-ImageNet, it is the mean over one mixed stream (`passes="mixed"`). For CIFAR-10 and SVHN the program
-    makes a pass over the forget data, then one over the remain data: `as_released()`, which forgets much more. Labels are wrong and drawn
-    once, where theirs may be the own (`exclude_own`) and are drawn again each epoch.
+    makes a pass over the forget data, then one over the remain data: `as_released()`. The two can end far apart (docs/opposing.md). Labels
+    are wrong and drawn once, where theirs may be the own (`exclude_own`) and are drawn again each epoch.
     """
 
     salient: float = 0.5
@@ -45,7 +45,8 @@ class SalUn:
     def as_released(cls, salient: float = 0.5, tuning: Tuning = Tuning(Constant(0.013, 10), batch_size=256, weight_decay=5e-4)) -> SalUn:
         """The authors' program for CIFAR-10 and SVHN: in each epoch a pass over the forget data, then one over the remain data.
 
-        Labels of the forget data are drawn anew each time, from all classes. Its saliency sums the mean gradients of batches, a last, smaller one like the others; here it is the mean over samples.
+        Labels of the forget data are drawn anew each time, from all classes. Its saliency sums the mean gradients of batches,
+        a last, smaller one like the others; here it is the mean over samples.
         """
         return cls(salient, exclude_own=False, passes="apart", tuning=tuning)
 
