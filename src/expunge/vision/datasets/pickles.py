@@ -1,8 +1,8 @@
 """Pickles of numbers, text, lists, dicts and byte arrays, by a reader of our own: nothing of theirs is run, and nothing grows beyond them.
 
-Python's reader does what a file says: a memo of any size, strings of any length before the first byte of them is there. This one knows the
-instructions that Python 2 and 3 write for such values (protocols 2 to 4) and no others, counts them, and takes every byte from the file. Not
-even numpy sees what the file says about an array: shape, type and bytes are noted, checked, and put together here.
+Python's reader does what a file says: a memo of any size, room for strings before the first byte of them is read. This one knows the
+instructions that Python 2 and 3 write for such values (protocols 2 to 4) and no others, counts them, and takes every byte from the file.
+Not even numpy sees what the file says about an array: shape, type and bytes are noted, checked, and put together here.
 """
 
 from __future__ import annotations
