@@ -96,7 +96,7 @@ def _check(value: Any) -> None:
     parts = [(value, 1)]
     while parts:
         part, depth = parts.pop()
-        if depth > DEPTH + 1:
+        if depth > DEPTH and isinstance(part, dict | list):
             raise ValueError(TOO_DEEP)
         if isinstance(part, str):
             part.encode()  # an error of a ValueError's kind for half a character

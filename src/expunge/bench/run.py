@@ -79,6 +79,15 @@ class Place:
         return found is not None and found.final
 
 
+def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
+    """The cells of a file, as `expunge bench run --cells` writes it."""
+    try:
+        return [Task.from_json(content) for content in read_json(path)]
+    except BROKEN as error:
+        rule = f"{os.fspath(path)} must be a list of cells, as `expunge bench run --cells` writes it ({excerpt(error)})"
+        raise InputError("cells", rule) from error
+
+
 def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
     found = {spec.digest: spec for cell in cells for spec in (original(cell), retrained(cell))}
     return [spec for spec in found.values() if not store.holds(spec)]
@@ -222,11 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     if told.jobs < 1:
         raise InputError("jobs", "must be at least 1", told.jobs)
-    try:
-        tasks = [Task.from_json(each) for each in read_json(told.cells)]
-    except BROKEN as error:
-        rule = f"{told.cells} must be a list of cells, as `expunge bench run --cells` writes it ({excerpt(error)})"
-        raise InputError("cells", rule) from error
+    tasks = read_tasks(told.cells)
     models = Path(told.models or Path(told.out) / "models")
     place = Place(Path(told.out), models, told.data, device_named(told.device), told.together, told.compile)
     broken = run(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from threading import Lock
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy
@@ -30,12 +28,12 @@ WIDE = "I;16"  # Pillow's modes of 16 bits begin so; it would cut off what is br
 def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | None = None, pixels_each: int = PIXELS) -> Tensor:
     """The pictures (N, 3, H, W) as uint8; grey ones get three equal channels. `size` resizes all to a square, bilinearly; without it
     they must be of one size. `content` gives the bytes of a file by its name; none may have more than `pixels_each` pixels."""
-    large = Lock()
+    # Large ones in one thread, one after the other: threads keep the memory they had.
+    with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as large:
 
-    def read(name: str) -> Tensor:
-        return _pixels(name, content(name), size, pixels_each, large)
+        def read(name: str) -> Tensor:
+            return _pixels(name, content(name), size, pixels_each, large)
 
-    with ThreadPoolExecutor(THREADS) as pool:
         first = read(names[0])
         pixels = _room(len(names), first)
 
@@ -62,7 +60,7 @@ def _room(count: int, picture: Tensor) -> Tensor:
         raise InputError("data", rule, f"{count * picture.numel()} bytes") from error
 
 
-def _pixels(name: str, content: bytes, size: int | None, most: int, large: Lock) -> Tensor:
+def _pixels(name: str, content: bytes, size: int | None, most: int, large: Executor) -> Tensor:
     try:
         from PIL import Image
     except ImportError as error:
@@ -71,16 +69,20 @@ def _pixels(name: str, content: bytes, size: int | None, most: int, large: Lock)
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size
             if width * height <= most:
-                with large if width * height > MANY else nullcontext():
-                    picture = _colours(file)
-                    if size is not None and picture.size != (size, size):
-                        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
-                    width, height = picture.size
-                    flat = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-                return flat.view(height, width, 3).permute(2, 0, 1)
+                return _resized(file, size) if width * height <= MANY else large.submit(_resized, file, size).result()
     except Exception as error:  # of a broken picture Pillow may say anything
         raise InputError("data", f"{name}: must be a whole picture file ({', '.join(FORMATS)})", error) from error
     raise InputError("data", f"{name}: a picture must have at most {most} pixels", f"{width}×{height}")
+
+
+def _resized(file: Image, size: int | None) -> Tensor:
+    from PIL.Image import Resampling
+
+    picture = _colours(file)
+    if size is not None and picture.size != (size, size):
+        picture = picture.resize((size, size), Resampling.BILINEAR)
+    flat = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+    return flat.view(picture.height, picture.width, 3).permute(2, 0, 1)
 
 
 def _colours(file: Image) -> Image:
@@ -93,6 +95,9 @@ def _colours(file: Image) -> Image:
         raise ValueError(f"its values are of 32 bits, and it is not known from where to where they go (mode {file.mode})")
     if file.mode == "P" and "transparency" in file.info:
         return file.convert("RGBA").convert("RGB")
+    if file.mode == "RGB":
+        file.load()
+        return file  # not a copy
     return file.convert("RGB")
 
 
