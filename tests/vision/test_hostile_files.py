@@ -90,6 +90,8 @@ UNNEEDED = {
     "protocol 9": b"\x80\x09}.",
     "a state for a dict": b"\x80\x02}}b.",
     "a list as a key": b"\x80\x02}]K\x01s.",
+    "tuples within tuples as a key": b"\x80\x02})" + b"\x85" * 500_000 + b"K\x01s.",  # whose hash is beyond the stack
+    "lists within lists": b"\x80\x02" + b"](" * 300_000 + b"e" * 300_000 + b".",
     "an odd number of entries": b"\x80\x02}(K\x01u.",
     "pop from nothing": b"\x80\x02\x85.",
     "below a mark": b"\x80\x02}(s.",
