@@ -168,7 +168,9 @@ def tensors_edited(random: Random, content: bytes) -> bytes:
             case 4:
                 metadata.pop(key, None)
             case 5:
-                metadata[key] = random.choice(["", "-1", "0", "3", "20000000", "9" * 5000, "²", "NaN", "x" * 5000, "null", "[]", "{}", "\0"])
+                metadata[key] = random.choice(
+                    ["", "-1", "0", "3", "20000000", "9" * 5000, "²", "NaN", "x" * 5000, "null", "[]", "{}", "\0"]
+                )
             case _ if metadata.get(key, "").startswith(("{", "[")):
                 metadata[key] = written(random, edited(random, json.loads(metadata[key])))
     return save_safetensors(tensors, metadata | {"content": content_digest(tensors, metadata)})
@@ -200,11 +202,35 @@ def header_edited(random: Random, content: bytes) -> bytes:
 
 # --- pickles, gzip, zip
 
-OPERATIONS = [b"r\xff\xff\xff\x7f", b"r\xff\xff\xff\x1f", b"j\x00\x00\x00\x7f", b"q\xff", b"h\x07", b"\x8d" + b"\xff" * 8, b"X\xff\xff\xff\xff"]
-OPERATIONS += [b"T\xff\xff\xff\xff", b"B\xff\xff\xff\x7f", b"\x8e" + b"\xff" * 8, b"\x95" + b"\xff" * 8, b"\x8b\xff\xff\xff\x7f1", b"\x8a\xff"]
+OPERATIONS = [
+    b"r\xff\xff\xff\x7f",
+    b"r\xff\xff\xff\x1f",
+    b"j\x00\x00\x00\x7f",
+    b"q\xff",
+    b"h\x07",
+    b"\x8d" + b"\xff" * 8,
+    b"X\xff\xff\xff\xff",
+]
+OPERATIONS += [
+    b"T\xff\xff\xff\xff",
+    b"B\xff\xff\xff\x7f",
+    b"\x8e" + b"\xff" * 8,
+    b"\x95" + b"\xff" * 8,
+    b"\x8b\xff\xff\xff\x7f1",
+    b"\x8a\xff",
+]
 OPERATIONS += [b"\x8a\x09" + b"\x7f" * 9, b"\x8a\x08" + b"\x7f" * 8, b"2", b"0", b"1", b"R", b"b", b"(", b"t", b"\x85", b"\x87", b"]" * 300]
 OPERATIONS += [b"}", b"a", b"e", b"s", b"u", b"N", b"\x88", b"J\xff\xff\xff\x7f", b".", b"\x82\x01", b"P1\n", b"I2\n", b"L99L\n", b"F1.0\n"]
-OPERATIONS += [b"cos\nsystem\n", b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c_codecs\nencode\n", b"i__builtin__\neval\n", b"o", b"\x81", b"\x93"]
+OPERATIONS += [
+    b"cos\nsystem\n",
+    b"cnumpy\nndarray\n",
+    b"cnumpy\ndtype\n",
+    b"c_codecs\nencode\n",
+    b"i__builtin__\neval\n",
+    b"o",
+    b"\x81",
+    b"\x93",
+]
 OPERATIONS += [b"cnumpy.core.multiarray\n_reconstruct\n", b"\x97", b"\x96" + b"\xff" * 8, b"d", b"l", b"\x80\x09", b"(" * 300, b"\x86" * 30]
 
 
@@ -258,5 +284,3 @@ def text_edited(random: Random, content: bytes) -> bytes:
     odd = [b"", b"\t", b"\t" * 50, b"\xff\xfe", b"x\ty\tz", b"n01", b"../../etc/passwd\tn01", lines[place] * 2, b"n01 " * 5000, b"\0"]
     lines[place : place + random.choice([0, 1])] = [random.choice(odd)]
     return b"\n".join(lines)
-
-

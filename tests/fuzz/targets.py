@@ -246,7 +246,9 @@ WNIDS, WORDS, ANNOTATIONS = (f"tiny-imagenet-200/{name}" for name in ("wnids.txt
 
 TARGETS: dict[str, Target] = {
     "result": Target(good_result, {"result.json": [*BYTES, *[digest_made_right] * 21]}, read_results, digest_in, weight=4),
-    "cells": Target(good_cells, {"cells.json": [*BYTES, *[mutations.json_edited] * 7]}, lambda place, _: void(read_tasks(place / "cells.json"))),
+    "cells": Target(
+        good_cells, {"cells.json": [*BYTES, *[mutations.json_edited] * 7]}, lambda place, _: void(read_tasks(place / "cells.json"))
+    ),
     "log": Target(good_log, {"log.json": [*BYTES, *[mutations.json_edited] * 7]}, lambda place, _: void(_read_log(place / "log.json"))),
     "notes": Target(good_notes, {"notes.json": [*BYTES, mutations.json_edited]}, lambda place, _: void(read_notes(place))),
     "checkpoint": checkpoint(0),

@@ -76,7 +76,10 @@ class Fake(run.Watched):
 
 @pytest.mark.parametrize(
     ("program", "told"),
-    [("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "the process ended with -11"), ("import time; time.sleep(100)", "nothing within")],
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "the process ended with -11"),
+        ("import time; time.sleep(100)", "nothing within"),
+    ],
 )
 def test_crashes_and_hangs_are_noticed_and_their_files_kept(program, told, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "TIMEOUT", 0.3)

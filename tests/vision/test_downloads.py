@@ -266,7 +266,10 @@ def member(name: str, **fields: object) -> bytes:
 
 BOMB = gzip.compress(bytes(2**24), 9)
 BROKEN = {
-    "a header that says it is long": (gzip.compress(member("set/a", type=tarfile.XHDTYPE, size=2**32)) + BOMB * 100, "could not be unpacked"),
+    "a header that says it is long": (
+        gzip.compress(member("set/a", type=tarfile.XHDTYPE, size=2**32)) + BOMB * 100,
+        "could not be unpacked",
+    ),
     "a name that says it is long": (
         gzip.compress(member("set/a", type=tarfile.GNUTYPE_LONGNAME, size=2**32)) + BOMB * 100,
         "could not be unpacked",

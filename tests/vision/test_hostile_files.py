@@ -111,7 +111,13 @@ def test_instructions_that_no_dataset_needs_are_refused(name):
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_what_python_writes_is_read(protocol):
     data = numpy.arange(24, dtype=numpy.uint8).reshape(2, 12)
-    value = {"data": data, b"other": numpy.asfortranarray(data), "labels": [0, -1, 300, 70_000, -(2**31), 2**40], b"text": "ü", b"none": None}
+    value = {
+        "data": data,
+        b"other": numpy.asfortranarray(data),
+        "labels": [0, -1, 300, 70_000, -(2**31), 2**40],
+        b"text": "ü",
+        b"none": None,
+    }
     found = pickles.read(pickle.dumps(value, protocol=protocol))
     assert (found["data"] == data).all() and (found["other"] == data).all() and found["labels"] == value["labels"]
     assert found["text"] == "ü" and found["none"] is None
@@ -317,7 +323,11 @@ def test_annotations_with_odd_lines(tmp_path):
         with pytest.raises(InputError, match=message) as caught:
             load("tiny-imagenet", tmp_path, verify=False)
         assert len(str(caught.value)) < 800
-    for content, message in ((b"", "every class once"), (b"n01 n02 n03 n01", "4 names of 3 classes"), (b"n " * 2**16, "at most 65536 bytes")):
+    for content, message in (
+        (b"", "every class once"),
+        (b"n01 n02 n03 n01", "4 names of 3 classes"),
+        (b"n " * 2**16, "at most 65536 bytes"),
+    ):
         as_folder(tmp_path, held | {"wnids.txt": content})
         with pytest.raises(InputError, match=message):
             load("tiny-imagenet", tmp_path, verify=False)

@@ -82,7 +82,9 @@ class Place:
 def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
     """The cells of a file, as `expunge bench run --cells` writes it."""
     try:
-        return [Task.from_json(content) for content in read_json(path)]
+        content = read_json(path)
+        check(content, Sequence[Any], "the list")
+        return [Task.from_json(part) for part in content]
     except BROKEN as error:
         rule = f"{os.fspath(path)} must be a list of cells, as `expunge bench run --cells` writes it ({excerpt(error)})"
         raise InputError("cells", rule) from error

@@ -114,6 +114,8 @@ class FisherSums:
             count = named_number(metadata["count"], 2**63 - 1)
         except ValueError as error:
             raise InputError("path", rule, f"{os.fspath(path)} without a whole count ({error})") from error
+        if not sums:
+            raise InputError("path", "must hold at least one sum", os.fspath(path))
         for name, total in sums.items():
             if total.dtype != torch.float64 or not bool(torch.isfinite(total).all()) or bool((total < 0).any()):
                 raise InputError("path", "must hold finite sums of squares in float64", excerpt(name))
