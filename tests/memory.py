@@ -6,10 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 MIB = 2**20
+ATTEMPTS = 3
 
 
-def growth(call: Callable[[], object]) -> int:
-    """By how many bytes the process grows at most while the call runs; 0 where that cannot be known."""
+def within(limit: int, call: Callable[[], object]) -> bool:
+    """Whether the process grows by less than so many bytes while the call runs; always where that cannot be known.
+
+    Pages of libraries that the system took back meanwhile count as well, once: what is too much is tried again.
+    """
+    return any(_growth(call) < limit for _ in range(ATTEMPTS))
+
+
+def _growth(call: Callable[[], object]) -> int:
     reset = Path("/proc/self/clear_refs")
     if not reset.exists():
         call()

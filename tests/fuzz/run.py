@@ -170,6 +170,8 @@ class Watched:
     def stop(self) -> int:
         assert self.process is not None
         self.process.kill()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         return self.process.wait()
 
     @property

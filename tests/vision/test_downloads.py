@@ -18,7 +18,7 @@ from expunge.errors import InputError
 from expunge.vision import downloads
 from expunge.vision.datasets import READERS
 from expunge.vision.downloads import DOWNLOADS, DownloadError, File, fetch, get
-from tests.memory import MIB, growth
+from tests.memory import MIB, within
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB, three pieces
 
@@ -295,7 +295,7 @@ def test_archives_that_lie_are_refused_within_bounds(tmp_path, name):
         else:
             downloads.unpack(tmp_path / "a.tar.gz", "set")
 
-    assert growth(read) < 700 * MIB
+    assert within(700 * MIB, read)
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from expunge.errors import InputError
 from expunge.vision.datasets import cifar, idx, load, pickles, tiny_imagenet
-from tests.memory import MIB, growth
+from tests.memory import MIB, within
 from tests.vision import files
 
 # --- pickles
@@ -53,7 +53,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("name", GREEDY)
 def test_a_pickle_takes_no_more_than_it_holds(name):
-    assert growth(lambda: refused(GREEDY[name])) < 300 * MIB
+    assert within(300 * MIB, lambda: refused(GREEDY[name]))
 
 
 def state(shape: bytes, content: bytes = b"U\x04abcd") -> bytes:
@@ -189,7 +189,7 @@ def test_no_more_is_unpacked_than_a_file_says_it_holds(tmp_path, name):
         with pytest.raises(InputError, match=message):
             load("mnist", tmp_path, verify=False)
 
-    assert growth(read) < 100 * MIB
+    assert within(100 * MIB, read)
 
 
 def test_several_members_and_padding_are_read(tmp_path):
@@ -275,7 +275,7 @@ def test_a_member_with_far_more_behind_a_small_size(tmp_path):
         with pytest.raises(InputError, match="wnids.txt is not"):
             load("tiny-imagenet", tmp_path, verify=False)
 
-    assert growth(read) < 60 * MIB
+    assert within(60 * MIB, read)
 
 
 def test_links_corrupt_data_and_too_many_members(tmp_path, monkeypatch):
@@ -423,7 +423,7 @@ def test_pixels_are_bounded_before_they_are_decoded(tmp_path):
         with pytest.raises(InputError, match="3.png: a picture must have at most 67108864 pixels; found 9000×9000"):
             load(str(tmp_path), size=12)
 
-    assert growth(read) < 100 * MIB
+    assert within(100 * MIB, read)
     header = bytearray(encoded(Image.new("L", (12, 12)), "PNG"))
     header[16:24] = struct.pack(">II", 2**31 - 1, 2**31 - 1)
     path.write_bytes(bytes(header))
@@ -438,7 +438,7 @@ def test_large_pictures_are_decoded_one_at_a_time(tmp_path):
         for number in range(5):
             (tmp_path / label / f"{number}.png").write_bytes(large)
     seen = []
-    assert growth(lambda: seen.append(load(str(tmp_path), size=4))) < 150 * MIB  # one has 27 MB, 36 as Pillow keeps it
+    assert within(150 * MIB, lambda: seen.append(load(str(tmp_path), size=4)))  # one has 27 MB, 36 as Pillow keeps it
     assert seen[0].train.pixels[0, :, 0, 0].tolist() == [7, 8, 9]
 
 

@@ -17,7 +17,7 @@ from expunge.vision.augmentation import Augmentation
 from expunge.vision.recipes import RECIPES
 from expunge.vision.rows import labels_of
 from expunge.vision.training import Augmented, Job, Point, build, load_network, plan, save_network, train_networks
-from tests.memory import MIB, growth
+from tests.memory import MIB, within
 
 CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], epochs=2, batch_size=64)
@@ -181,7 +181,7 @@ def test_what_a_file_says_of_its_classes_is_not_built(tmp_path):
             with pytest.raises(InputError, match=rule):
                 load_network(tmp_path / "forged")
 
-        assert growth(read) < 50 * MIB
+        assert within(50 * MIB, read)
 
 
 def test_weights_of_another_kind_are_refused_and_of_another_precision_taken(tmp_path):
