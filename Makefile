@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 TRITON := .venv/.triton
 
-.PHONY: demo test test-data lint bench clean
+.PHONY: demo test test-data fuzz lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/expunge demo
@@ -16,6 +16,10 @@ test: $(INSTALLED) $(TRITON)
 test-data: $(INSTALLED)
 	@test -n "$(EXPUNGE_DATA)" || { echo "make test-data needs the folder of the datasets: EXPUNGE_DATA=folder make test-data"; exit 2; }
 	EXPUNGE_DATA="$(EXPUNGE_DATA)" $(BIN)/python -m pytest tests/data
+
+# Ten thousand damaged and forged files, a few minutes; those that end as none should are kept in fuzz-failures/.
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """A training that was stopped, in whatever way and at whatever moment, ends as if it never had been."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.utils.data import Dataset
 
-from expunge import artifacts
+from expunge import artifacts, checkpoints
 from expunge.artifacts import weights_digest
 from expunge.errors import InputError, MismatchError
 from expunge.modes import Generators
@@ -229,6 +230,97 @@ def test_a_file_cut_short_or_changed_is_refused(tmp_path):
     save_file({"a": torch.zeros(1)}, path, {"kind": "model"})
     with pytest.raises(InputError, match="must hold 'training'; found model"):
         train(model, Noisy(), TUNINGS["momentum"], keep=path)
+
+
+def forged(path: Path, change) -> None:
+    """A file whose digest is right and whose content is not."""
+    tensors, metadata = artifacts.load_tensors(path, "training")
+    change(tensors, metadata)
+    artifacts.save_tensors(path, tensors, metadata)
+
+
+def numbers(part: str, **changes):
+    def change(tensors, metadata):
+        metadata[part] = json.dumps(json.loads(metadata[part]) | changes)
+
+    return change
+
+
+FORGED = {
+    "no settings": lambda tensors, metadata: metadata.pop("settings"),
+    "no epoch": lambda tensors, metadata: metadata.pop("epoch"),
+    "no optimizer": lambda tensors, metadata: metadata.pop("optimizer"),
+    "no random numbers": lambda tensors, metadata: metadata.pop("random"),
+    "no list of what was trained": lambda tensors, metadata: metadata.pop("trained"),
+    "settings of another kind": lambda tensors, metadata: metadata.update(settings="[1]"),
+    "deep settings": lambda tensors, metadata: metadata.update(settings="[" * 100_000),
+    "an epoch that is none": lambda tensors, metadata: metadata.update(epoch="three"),
+    "an epoch below zero": lambda tensors, metadata: metadata.update(epoch="-1"),
+    "an epoch after the last": lambda tensors, metadata: metadata.update(epoch=str(EPOCHS + 1)),
+    "an epoch of many digits": lambda tensors, metadata: metadata.update(epoch="9" * 5000),
+    "optimizer numbers of another kind": lambda tensors, metadata: metadata.update(optimizer="[]"),
+    "no parameter of that number": lambda tensors, metadata: tensors.update({"optimizer/99/momentum_buffer": torch.zeros(3)}),
+    "a parameter without a number": lambda tensors, metadata: tensors.update({"optimizer/x/momentum_buffer": torch.zeros(3)}),
+    "no part": lambda tensors, metadata: tensors.update({"optimizer/1": torch.zeros(3)}),
+    "momentum of another shape": lambda tensors, metadata: tensors.update({"optimizer/0/momentum_buffer": torch.zeros(2, 2)}),
+    "momentum by another name": lambda tensors, metadata: tensors.update({"optimizer/0/more": tensors.pop("optimizer/0/momentum_buffer")}),
+    "something else": lambda tensors, metadata: tensors.update({"other": torch.zeros(1)}),
+    "no state of torch": lambda tensors, metadata: tensors.pop("random/torch"),
+    "no state of Python": lambda tensors, metadata: tensors.pop("random/python"),
+    "no state of numpy": lambda tensors, metadata: tensors.pop("random/numpy"),
+    "a short state of torch": lambda tensors, metadata: tensors.update({"random/torch": tensors["random/torch"][:100]}),
+    "a state of torch that cannot be": lambda tensors, metadata: tensors.update(
+        {"random/torch": torch.full_like(tensors["random/torch"], 255)}
+    ),
+    "a state of torch in floats": lambda tensors, metadata: tensors.update({"random/torch": tensors["random/torch"].float()}),
+    "a short state of Python": lambda tensors, metadata: tensors.update({"random/python": tensors["random/python"][:5]}),
+    "a state of Python below zero": lambda tensors, metadata: tensors.update({"random/python": -tensors["random/python"]}),
+    "a place beyond Python's state": lambda tensors, metadata: tensors["random/python"].__setitem__(-1, 700),
+    "a short state of numpy": lambda tensors, metadata: tensors.update({"random/numpy": tensors["random/numpy"][:5]}),
+    "a state of numpy beyond 32 bits": lambda tensors, metadata: tensors["random/numpy"].add_(2**40),
+    "a place beyond numpy's state": numbers("random", numpy=["MT19937", 1e6, 0.0, 0.0]),
+    "a place before numpy's state": numbers("random", numpy=["MT19937", -1.0, 0.0, 0.0]),
+    "another generator of numpy": numbers("random", numpy=["PCG64", 3.0, 0.0, 0.0]),
+    "text for a number": numbers("random", python=[3, "0.5"]),
+    "another version of Python": numbers("random", python=[7, None]),
+    "too few numbers": numbers("random", numpy=["MT19937"]),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_file_is_refused_by_one_line_and_nothing_changed(name, tmp_path):
+    path, tuning = tmp_path / "state", TUNINGS["momentum"]
+    begun(path)
+    forged(path, FORGED[name])
+    model, generators, content = network(seed=9), Generators.now(), path.read_bytes()
+    before = weights_digest(model)
+    with pytest.raises(InputError, match=r"path: must hold all of a training \(.*\); nothing was changed; found .*state"):
+        train(model, Noisy(), tuning, keep=path)
+    assert weights_digest(model) == before and Generators.now().same_as(generators) and path.read_bytes() == content
+
+
+def test_a_refused_file_leaves_the_optimizer_as_it_was(tmp_path):
+    def adam(model):
+        return torch.optim.Adam(model.parameters(), 0.01)
+
+    def step(model, optimizer):
+        model(torch.ones(4, 6)).sum().backward()
+        optimizer.step()
+
+    first, second = network(), network(seed=9)
+    optimizer, other = adam(first), adam(second)
+    step(first, optimizer), step(second, other)
+    path = checkpoints.save(tmp_path / "state", first, optimizer, 2, {"a": "b"}, torch.device("cpu"))
+    forged(path, lambda tensors, metadata: tensors["random/numpy"].neg_())
+    before, state = weights_digest(second), str(other.state_dict())
+    with pytest.raises(InputError, match="numpy's random state"):
+        checkpoints.load(path, second, other, {"a": "b"}, torch.device("cpu"))
+    assert weights_digest(second) == before and str(other.state_dict()) == state
+    forged_again = checkpoints.save(tmp_path / "state", first, optimizer, 2, {"a": "b"}, torch.device("cpu"))
+    forged(forged_again, lambda tensors, metadata: tensors["optimizer/0/step"].fill_(-1))
+    with pytest.raises(InputError, match="step must be finite and not negative"):
+        checkpoints.load(path, second, other, {"a": "b"}, torch.device("cpu"))
+    assert weights_digest(second) == before and str(other.state_dict()) == state
 
 
 def test_a_write_that_fails_leaves_the_file_before(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expunge.documents import excerpt
 from expunge.errors import InputError
 
 
@@ -62,7 +63,7 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
 
 def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and metadata of a safetensors file that holds a `kind`, whole and as it was written."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     if Path(path).exists() and not Path(path).is_file():
         raise InputError("path", "must be a safetensors file", f"{os.fspath(path)}, a folder or device")
@@ -72,10 +73,12 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
         with safe_open(os.fspath(path), framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except SafetensorError as error:
-        raise InputError("path", f"must be a whole safetensors file ({error})", os.fspath(path)) from error
+    except OSError:
+        raise
+    except Exception as error:  # a header that lies can fail in any way: sizes that overflow, types torch does not have
+        raise InputError("path", f"must be a whole safetensors file ({excerpt(str(error))})", os.fspath(path)) from error
     if metadata.get("kind") != kind:
-        raise InputError("path", f"must hold {kind!r}", metadata.get("kind", "no kind"))
+        raise InputError("path", f"must hold {kind!r}", excerpt(metadata.get("kind", "no kind")))
     if metadata.pop("content", None) != content_digest(tensors, metadata):
         raise InputError("path", f"must hold {kind!r} as it was saved; its content was changed", os.fspath(path))
     return tensors, metadata

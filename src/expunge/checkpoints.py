@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from expunge import optimizer_states
 from expunge.artifacts import load_tensors, save_tensors
-from expunge.errors import MismatchError
+from expunge.documents import excerpt, named_number, parse_json
+from expunge.errors import ExpungeError, InputError, MismatchError
 from expunge.modes import Generators
 
 KIND = "training"
+MODEL, OPTIMIZER = "model/", "optimizer/"
 DATA = "data"  # the one setting that need not be known: not every dataset tells, and older files do not have it
 
 
@@ -25,14 +30,9 @@ def save(
     path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer, epoch: int, settings: Mapping[str, str], device: torch.device
 ) -> Path:
     """After `epoch` epochs; the file is replaced whole or not at all."""
-    tensors: dict[str, Tensor] = {f"model/{name}": tensor for name, tensor in _weights(model).items()}
-    numbers: dict[str, Any] = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        for key, value in state.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer/{index}/{key}"] = value.clone()  # Adam's counters share memory, which a file cannot
-            else:
-                numbers[f"{index}/{key}"] = value
+    kept, numbers = optimizer_states.parts(optimizer)
+    tensors: dict[str, Tensor] = {f"{MODEL}{name}": tensor for name, tensor in _weights(model).items()}
+    tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in kept.items()}
     now = Generators.now()
     tensors |= {"random/torch": now.torch, "random/python": torch.tensor(now.python[1], dtype=torch.int64)}
     tensors["random/numpy"] = torch.from_numpy(now.numpy[1].astype(numpy.int64))
@@ -43,53 +43,93 @@ def save(
     return save_tensors(path, tensors, metadata | {"optimizer": json.dumps(numbers), "random": json.dumps(generators)})
 
 
-def load(path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer, settings: Mapping[str, str], device: torch.device) -> int:
-    """Put everything back where it was; the number of epochs that are done. A file of another training is refused, nothing changed."""
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Optimizer,
+    settings: Mapping[str, str],
+    device: torch.device,
+    epochs: int = 2**31,
+) -> int:
+    """Put everything back where it was; the number of epochs that are done, of `epochs`.
+
+    A file of another training, or one that does not hold all of a training, is refused before anything is changed.
+    """
     tensors, metadata = load_tensors(path, KIND)
-    kept = json.loads(metadata["settings"])
+    with _as_saved(path):
+        kept = parse_json(metadata["settings"])
+        if not isinstance(kept, dict):
+            raise ValueError("settings must be an object")
     needed = {name: value for name, value in settings.items() if name != DATA}
-    if other := [f"{name} {kept.get(name)}, not {value}" for name, value in needed.items() if kept.get(name) != value]:
+    if other := [f"{name} {excerpt(kept.get(name))}, not {value}" for name, value in needed.items() if kept.get(name) != value]:
         raise MismatchError(f"{os.fspath(path)} is of a training with other settings: {'; '.join(other)}; keep this one in another file")
     if DATA in kept and DATA in settings and kept[DATA] != settings[DATA]:
         raise MismatchError(f"{os.fspath(path)} is of a training on other data; keep this one in another file")
     held = _weights(model)
-    found = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
-    if _forms(found) != _forms(held):
-        different = sorted(name for name in {*found, *held} if _forms(found).get(name) != _forms(held).get(name))
-        raise MismatchError(f"{os.fspath(path)} is of another network: {', '.join(different[:4])}")
-    if metadata["trained"] != _trained(model):
-        raise MismatchError(f"{os.fspath(path)} is of a training of other parameters: {metadata['trained']}")
+    weights = _named(tensors, MODEL)
+    if _forms(weights) != _forms(held):
+        different = sorted(name for name in {*weights, *held} if _forms(weights).get(name) != _forms(held).get(name))
+        raise MismatchError(f"{os.fspath(path)} is of another network: {excerpt(', '.join(different[:4]))}")
+    with _as_saved(path):
+        if metadata["trained"] != _trained(model):
+            raise MismatchError(f"{os.fspath(path)} is of a training of other parameters: {excerpt(metadata['trained'])}")
+        epoch = named_number(metadata["epoch"], epochs)
+        states = optimizer_states.read(optimizer, _named(tensors, OPTIMIZER), parse_json(metadata["optimizer"]))
+        generators = _generators(tensors, parse_json(metadata["random"]))
+        cuda = _cuda_state(tensors, device)
+        if strange := sorted(name for name in tensors if not name.startswith((MODEL, OPTIMIZER, "random/"))):
+            raise ValueError(f"there must be nothing else in it; found {strange[0]}")
+        optimizer_states.restore(optimizer, states)
     with torch.no_grad():
         for name, tensor in held.items():
-            tensor.copy_(found[name])
-    _restore_optimizer(optimizer, tensors, json.loads(metadata["optimizer"]))
-    _restore_random(tensors, json.loads(metadata["random"]), device)
-    return int(metadata["epoch"])
+            tensor.copy_(weights[name])
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda, device)
+    generators.restore()
+    return epoch
 
 
-def _restore_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    states: dict[int, dict[str, Any]] = {}
-    for key, value in [*tensors.items(), *((f"optimizer/{key}", value) for key, value in numbers.items())]:
-        if key.startswith("optimizer/"):
-            _, index, part = key.split("/", 2)
-            if isinstance(value, Tensor) and value.shape == parameters[int(index)].shape:
-                # In the parameter's own order in memory (channels last), which a file does not keep and fused steps rely on.
-                value = torch.empty_like(parameters[int(index)], dtype=value.dtype, requires_grad=False).copy_(value)
-            states.setdefault(int(index), {})[part] = value
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+@contextmanager
+def _as_saved(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within, what is missing or cannot be is the file's fault: its digest may be right and its content made up."""
+    try:
+        yield
+    except ExpungeError:
+        raise
+    except (ValueError, KeyError, TypeError, OverflowError, RuntimeError) as error:
+        raise InputError("path", f"must hold all of a training ({excerpt(error)}); nothing was changed", os.fspath(path)) from error
 
 
-def _restore_random(tensors: Mapping[str, Tensor], generators: Mapping[str, list[Any]], device: torch.device) -> None:
-    if device.type == "cuda" and "random/cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random/cuda"], device)
-    version, gauss = generators["python"]
-    name, position, has_gauss, cached = generators["numpy"]
-    Generators(
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _generators(tensors: Mapping[str, Tensor], described: Any) -> Generators:
+    """The generators' states, tried on generators of their own first."""
+    version, gauss = described["python"]
+    name, position, has_gauss, cached = described["numpy"]
+    if not all(isinstance(number, float) for number in (position, has_gauss, cached)) or not isinstance(gauss, float | None):
+        raise ValueError("the states of random numbers must be numbers")
+    words = tensors["random/numpy"]
+    # numpy takes any place in its 624 words, and reads there.
+    if not 0 <= position <= len(words) == 624 or words.dtype != torch.int64 or bool((words < 0).any()) or bool((words >= 2**32).any()):
+        raise ValueError("numpy's random state must be 624 words and a place among them")
+    found = Generators(
         tensors["random/torch"],
         (version, tuple(tensors["random/python"].tolist()), gauss),
-        (name, tensors["random/numpy"].numpy().astype(numpy.uint32), int(position), int(has_gauss), cached),
-    ).restore()
+        (name, words.numpy().astype(numpy.uint32), int(position), int(has_gauss), cached),
+    )
+    torch.Generator().set_state(found.torch)
+    random.Random().setstate(found.python)
+    numpy.random.RandomState().set_state(found.numpy)
+    return found
+
+
+def _cuda_state(tensors: Mapping[str, Tensor], device: torch.device) -> Tensor | None:
+    if device.type != "cuda" or "random/cuda" not in tensors:
+        return None
+    torch.Generator(device).set_state(tensors["random/cuda"])
+    return tensors["random/cuda"]
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from expunge.artifacts import load_tensors, save_tensors, weights_digest
+from expunge.documents import excerpt, parse_json
 from expunge.errors import InputError, MismatchError
 from expunge.masks import Mask, masked_parameters
+
+DIMENSIONS = 64  # the most a tensor can have
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,16 +104,16 @@ class Patch:
         """A patch from its file, refused unless it is whole and as it was written."""
         tensors, metadata = load_tensors(path, "patch")
         try:
-            shapes: dict[str, Any] = json.loads(metadata["shapes"])
+            shapes: dict[str, Any] = parse_json(metadata["shapes"])
             edits = {
-                name: Edit(tensors.pop(f"indices/{name}"), tensors.pop(f"old/{name}"), tensors.pop(f"new/{name}"), tuple(map(int, shape)))
+                name: Edit(tensors.pop(f"indices/{name}"), tensors.pop(f"old/{name}"), tensors.pop(f"new/{name}"), _shape(shape))
                 for name, shape in shapes.items()
             }
             patch = cls(edits, metadata["digest"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise InputError("path", f"must hold a patch ({error!r})", os.fspath(path)) from error
+            raise InputError("path", f"must hold a patch ({excerpt(error)})", os.fspath(path)) from error
         if tensors:
-            raise InputError("path", "must hold a patch and nothing else", sorted(tensors))
+            raise InputError("path", "must hold a patch and nothing else", excerpt(sorted(tensors)))
         return patch
 
     def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
@@ -139,6 +142,12 @@ class Patch:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    if not isinstance(sizes, list) or len(sizes) > DIMENSIONS or not all(type(size) is int for size in sizes):
+        raise ValueError(f"a shape must be a list of at most {DIMENSIONS} whole numbers; found {excerpt(sizes)}")
+    return tuple(sizes)
 
 
 def _check_edit(name: str, edit: Edit) -> None:

@@ -170,7 +170,7 @@ def steps(
         settings: dict[str, str] = {}
         if keep is not None:
             settings = _settings(tuning, optimizer, plan)
-            done = checkpoints.load(keep, model, optimizer, settings, device) if os.path.exists(keep) else 0
+            done = checkpoints.load(keep, model, optimizer, settings, device, len(plan)) if os.path.exists(keep) else 0
         update, finite = _Update(model, tuning, objective, optimizer), finite_tensors(model)
         stack.callback(update.let_go)
         for epoch, parts in enumerate(plan[done:], start=done):

@@ -272,6 +272,8 @@ FILES = {
     "another digest": (lambda path: rewritten(path, None, lambda metadata: metadata | {"digest": "0" * 64}), "its content was changed"),
     "a parameter less": (lambda path: rewritten(path, lambda tensors: {"3.bias": tensors["3.bias"]}), "its content was changed"),
     "count not a number": (lambda path: forged(path, None, lambda metadata: metadata | {"count": "²"}), "without a whole count"),
+    "count of many digits": (lambda path: forged(path, None, lambda metadata: metadata | {"count": "9" * 5000}), "without a whole count"),
+    "no sums": (lambda path: forged(path, lambda tensors: {}), "at least one sum"),
     "no digest": (lambda path: forged(path, None, lambda metadata: {"kind": "fisher-sums", "count": "1"}), "without .*digest"),
     "a bit flipped": (flipped, "its content was changed|finite sums"),
     "truncated": (truncated, "must be a whole safetensors file"),

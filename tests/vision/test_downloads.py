@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import os
 import tarfile
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +18,7 @@ from expunge.errors import InputError
 from expunge.vision import downloads
 from expunge.vision.datasets import READERS
 from expunge.vision.downloads import DOWNLOADS, DownloadError, File, fetch, get
+from tests.memory import MIB, within
 
 CONTENT = bytes(range(256)) * 12_000  # 3 MB, three pieces
 
@@ -27,6 +30,7 @@ class Server:
         self.content, self.cuts, self.ranges = content, [], True
         self.asked: list[str | None] = []
         self.status = 200
+        self.length: str | None = None  # in place of the true one
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         wanted = handler.headers.get("Range")
@@ -39,7 +43,7 @@ class Server:
             handler.send_error(416)
             return
         handler.send_response(206 if start else 200)
-        handler.send_header("Content-Length", str(len(self.content) - start))
+        handler.send_header("Content-Length", self.length or str(len(self.content) - start))
         if start:
             handler.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
         handler.end_headers()
@@ -160,6 +164,33 @@ def test_a_missing_page_is_told_at_once_and_a_failing_server_is_asked_again(tmp_
         assert len(server.asked) == 1 + downloads.ATTEMPTS
 
 
+@pytest.mark.parametrize("length", ["abc", "-1", "3072000.0", "3072000, 3072000", "0x2ee000", "9" * 5000, "٣"])
+def test_a_length_that_is_none_is_told(tmp_path, length):
+    with serving() as server:
+        server.length = length.encode().decode("latin1")
+        with pytest.raises(DownloadError, match="must have 3072000 bytes; the server offers") as caught:
+            fetch(published(server), tmp_path / "x")
+        assert len(str(caught.value)) < 400 and list(tmp_path.iterdir()) == []
+
+
+def test_a_range_refused_though_none_was_asked_for(tmp_path):
+    with serving() as server:
+        server.status = 416
+        with pytest.raises(DownloadError, match="416"):
+            fetch(published(server), tmp_path / "x")
+        assert server.asked == [None] and list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_or_a_folder_in_the_place_of_a_file(tmp_path):
+    for name in ("x", "x.partial"):
+        for make, remove in ((os.mkfifo, os.unlink), (os.mkdir, os.rmdir)):
+            make(tmp_path / name)
+            with serving() as server, pytest.raises(DownloadError, match=f"{name} must be a plain file"):
+                fetch(published(server), tmp_path / "x")
+            assert server.asked == []
+            remove(tmp_path / name)
+
+
 def packed(members: dict[str, bytes | tarfile.TarInfo]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
@@ -224,6 +255,48 @@ def test_a_cut_archive_is_an_error(tmp_path):
     archive.write_bytes(packed({"set/a": bytes(range(256)) * 100})[:200])
     with pytest.raises(DownloadError, match="could not be unpacked"):
         downloads.unpack(archive, "set")
+
+
+def member(name: str, **fields: object) -> bytes:
+    info = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+BOMB = gzip.compress(bytes(2**24), 9)
+BROKEN = {
+    "a header that says it is long": (
+        gzip.compress(member("set/a", type=tarfile.XHDTYPE, size=2**32)) + BOMB * 100,
+        "could not be unpacked",
+    ),
+    "a name that says it is long": (
+        gzip.compress(member("set/a", type=tarfile.GNUTYPE_LONGNAME, size=2**32)) + BOMB * 100,
+        "could not be unpacked",
+    ),
+    "a file that says it is long": (gzip.compress(member("set/a", size=2**33)) + BOMB * 100, "at most 268435456 bytes"),
+    "zeros": (BOMB * 4, ""),
+    "many files": (gzip.compress(member("set/a") * 2000), "at most 1000 files"),
+    "damaged": (gzip.compress(member("set/a", size=600) + bytes(1024))[:-30] + b"\xff" * 40, "could not be unpacked"),
+    "not gzip": (b"anything", "could not be unpacked"),
+    "a file in the folder's place": (gzip.compress(member("set", size=0) + bytes(1024)), "plain files in set/ alone"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_archives_that_lie_are_refused_within_bounds(tmp_path, name):
+    content, message = BROKEN[name]
+    (tmp_path / "a.tar.gz").write_bytes(content)
+
+    def read() -> None:
+        if message:
+            with pytest.raises((InputError, DownloadError), match=message):
+                downloads.unpack(tmp_path / "a.tar.gz", "set")
+        else:
+            downloads.unpack(tmp_path / "a.tar.gz", "set")
+
+    assert within(700 * MIB, read)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 
 
 def test_every_reader_has_its_download_and_the_command_names_them(capsys):

@@ -17,6 +17,7 @@ from expunge.vision.augmentation import Augmentation
 from expunge.vision.recipes import RECIPES
 from expunge.vision.rows import labels_of
 from expunge.vision.training import Augmented, Job, Point, build, load_network, plan, save_network, train_networks
+from tests.memory import MIB, within
 
 CPU = torch.device("cpu")
 RECIPE = replace(RECIPES["digits"], epochs=2, batch_size=64)
@@ -162,6 +163,42 @@ def test_files_that_are_no_network_of_ours_are_refused(tmp_path):
     assert Path(raised.value.filename) == tmp_path / "nothere"
 
 
+def test_what_a_file_says_of_its_classes_is_not_built(tmp_path):
+    model = build("resnet8", 5, 1, 0, CPU)
+    for classes, channels, rule in (
+        ("20000000", "1", "must hold the weights of a resnet8"),
+        ("5", "50000000", "must hold the weights of a resnet8"),
+        ("2147483648", "2147483648", "must hold the weights of a resnet8"),
+        ("9" * 19, "1", "must tell the network's classes"),
+        ("9" * 5000, "1", "must tell the network's classes"),
+        ("0", "1", "must tell the network's classes"),
+        ("-5", "1", "must tell the network's classes"),
+    ):
+        metadata = {"kind": "model", "network": "resnet8", "classes": classes, "channels": channels}
+        save_tensors(tmp_path / "forged", model.state_dict(), metadata)
+
+        def read(rule: str = rule) -> None:
+            with pytest.raises(InputError, match=rule):
+                load_network(tmp_path / "forged")
+
+        assert within(50 * MIB, read)
+
+
+def test_weights_of_another_kind_are_refused_and_of_another_precision_taken(tmp_path):
+    model = build("resnet8", 5, 1, 0, CPU)
+    metadata = {"kind": "model", "network": "resnet8", "classes": "5", "channels": "1"}
+    weights = model.state_dict()
+    save_tensors(
+        tmp_path / "double", {name: value.double() if value.is_floating_point() else value for name, value in weights.items()}, metadata
+    )
+    assert weights_digest(load_network(tmp_path / "double")) == weights_digest(model)
+    name = "classifier.bias"
+    for tensor in (weights[name].long(), weights[name].bool(), weights[name].to(torch.complex64), weights[name][:3], weights[name][None]):
+        save_tensors(tmp_path / "forged", weights | {name: tensor}, metadata)
+        with pytest.raises(InputError, match="must hold the weights of a resnet8"):
+            load_network(tmp_path / "forged")
+
+
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -206,7 +243,21 @@ def test_a_folder_without_a_name_gets_one(images, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content", ['{"curve": [[1, {"te', "[]", "{}", '{"curve": 3}', '{"curve": [[1, 2, 3]]}', '{"curve": [[1, {"test": "a"}, 1]]}']
+    "content",
+    [
+        '{"curve": [[1, {"te',
+        "[]",
+        "{}",
+        '{"curve": 3}',
+        '{"curve": [[1, 2, 3]]}',
+        '{"curve": [[1, {"test": "a"}, 1]]}',
+        '{"curve": [[1, {"test": 5.0}, 1]]}',
+        '{"curve": [[1, {"test": NaN}, 1]]}',
+        '{"curve": [[1.5, {"test": 0.5}, 1]]}',
+        '{"curve": [[1, {"test": 0.5}]]}',
+        '{"curve": ' + "[" * 100_000,
+    ],
+    ids=range(11),
 )
 def test_a_damaged_curve_is_refused_and_nothing_lost(images, tmp_path, content):
     jobs = [Job("one", images.train, 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from typing import Any
 
 from expunge.bench.cells import Cell
 from expunge.bench.models import Spec
-from expunge.bench.results import load
+from expunge.bench.results import BROKEN, load
 from expunge.bench.run import Place
+from expunge.documents import excerpt, read_json
 from expunge.errors import InputError
 
 
@@ -40,15 +40,15 @@ class Estimates:
 def _note(path: Path, device: str) -> tuple[Any, float] | None:
     """Of a network's file what was trained and its seconds, where that was on such a device."""
     try:
-        note = json.loads(path.read_bytes())
+        note = read_json(path)
         trained = _training(note["spec"])
         return (trained, float(note["seconds"])) if "seconds" in note and note["device"] == device else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError("models", f"{path} must tell how a network was trained ({error!r})") from error
+    except BROKEN as error:
+        raise InputError("models", f"{path} must tell how a network was trained ({excerpt(error)})") from error
 
 
 def _training(spec: dict[str, Any]) -> tuple[Any, ...]:
-    return (spec["dataset"], spec["network"], spec["recipe"]["epochs"])
+    return (str(spec["dataset"]), str(spec["network"]), int(spec["recipe"]["epochs"]))
 
 
 def _means(found: Iterable[tuple[Any, float]]) -> dict[Any, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -19,6 +18,7 @@ from expunge.artifacts import load_tensors, weights_digest, write_bytes, write_j
 from expunge.bench.cells import LIMITS, Cell, digest_of
 from expunge.bench.construction import parts, recipe_of, scenario_of
 from expunge.bench.locks import held
+from expunge.documents import read_json
 from expunge.errors import ExpungeError, InputError
 from expunge.tuning import Precision
 from expunge.vision.training import KIND, Job, load_network, train_networks
@@ -94,7 +94,7 @@ class Store:
     def seconds(self, spec: Spec) -> float | None:
         """How long the training took, where that is known."""
         try:
-            return json.loads(self._note(spec).read_bytes())["seconds"]
+            return float(read_json(self._note(spec))["seconds"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

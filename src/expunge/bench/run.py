@@ -8,7 +8,6 @@ Any number of these may work on one folder, also on other lists of cells: each c
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -28,7 +27,9 @@ from expunge.bench.cells import Cell, digest_of
 from expunge.bench.locks import held
 from expunge.bench.measuring import is_result, perform, reason, surroundings
 from expunge.bench.models import Spec, Store, original, retrained
-from expunge.bench.results import Result, path_of, read
+from expunge.bench.results import BROKEN, Result, check_cell, path_of, read
+from expunge.bench.shapes import check
+from expunge.documents import excerpt, read_json
 from expunge.endings import ended
 from expunge.errors import ExpungeError, InputError
 from expunge.modes import device_named, one_thread
@@ -48,7 +49,10 @@ class Task:
 
     @classmethod
     def from_json(cls, content: Any) -> Task:
-        return cls(Cell.from_json(content["cell"]), tuple(content.get("experiments", ())))
+        task = cls(Cell.from_json(content["cell"]), tuple(content.get("experiments", ())))
+        check(task, Task, "task")
+        check_cell(task.cell)
+        return task
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,17 @@ class Place:
     def done(self, cell: Cell) -> bool:
         found = self.result(cell)
         return found is not None and found.final
+
+
+def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
+    """The cells of a file, as `expunge bench run --cells` writes it."""
+    try:
+        content = read_json(path)
+        check(content, Sequence[Any], "the list")
+        return [Task.from_json(part) for part in content]
+    except BROKEN as error:
+        rule = f"{os.fspath(path)} must be a list of cells, as `expunge bench run --cells` writes it ({excerpt(error)})"
+        raise InputError("cells", rule) from error
 
 
 def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
@@ -118,7 +133,7 @@ class _Runner:
             path = path_of(self.place.folder, task.cell.digest)
             with held(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
                 if free:
-                    content = json.loads(path.read_bytes())
+                    content = read_json(path)
                     write_json(path, content | {"experiments": sorted({*content["experiments"], *task.experiments})})
         return True
 
@@ -218,10 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = parser.parse_args(arguments)
     if told.jobs < 1:
         raise InputError("jobs", "must be at least 1", told.jobs)
-    try:
-        tasks = [Task.from_json(each) for each in json.loads(Path(told.cells).read_bytes())]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError("cells", f"{told.cells} must be a list of cells, as `expunge bench run --cells` writes it ({error!r})") from error
+    tasks = read_tasks(told.cells)
     models = Path(told.models or Path(told.out) / "models")
     place = Place(Path(told.out), models, told.data, device_named(told.device), told.together, told.compile)
     broken = run(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from expunge.artifacts import load_tensors, save_tensors
+from expunge.documents import excerpt, named_number
 from expunge.errors import InputError, MismatchError
 
 
@@ -106,14 +107,19 @@ class FisherSums:
     def load(cls, path: str | os.PathLike[str]) -> FisherSums:
         """Sums from their file, on the CPU, refused unless they are whole and as they were written."""
         sums, metadata = load_tensors(path, "fisher-sums")
-        missing = {"count", "fisher", "digest"} - set(metadata)
-        if missing or not metadata["count"].isdecimal():
-            found = f"{os.fspath(path)} without {sorted(missing) or 'a whole count'}"
-            raise InputError("path", "must carry a count, a kind and a digest", found)
+        rule = "must carry a count, a kind and a digest"
+        if missing := {"count", "fisher", "digest"} - set(metadata):
+            raise InputError("path", rule, f"{os.fspath(path)} without {sorted(missing)}")
+        try:
+            count = named_number(metadata["count"], 2**63 - 1)
+        except ValueError as error:
+            raise InputError("path", rule, f"{os.fspath(path)} without a whole count ({error})") from error
+        if not sums:
+            raise InputError("path", "must hold at least one sum", os.fspath(path))
         for name, total in sums.items():
             if total.dtype != torch.float64 or not bool(torch.isfinite(total).all()) or bool((total < 0).any()):
-                raise InputError("path", "must hold finite sums of squares in float64", name)
-        return cls(sums, int(metadata["count"]), metadata["fisher"], metadata["digest"])
+                raise InputError("path", "must hold finite sums of squares in float64", excerpt(name))
+        return cls(sums, count, metadata["fisher"], metadata["digest"])
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(total.shape) for name, total in self.sums.items()}

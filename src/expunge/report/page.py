@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from expunge import __version__, artifacts
 from expunge.bench.experiments import REFERENCE
 from expunge.bench.results import Result, load
+from expunge.documents import excerpt, read_json
 from expunge.errors import InputError
 from expunge.report import figures, measured
 from expunge.report.figures import Figure
@@ -60,9 +60,9 @@ def read_notes(folder: str | os.PathLike[str]) -> Notes:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
     except ValueError as error:
-        raise InputError(NOTES, f"{path} must be JSON ({error})") from error
+        raise InputError(NOTES, f"{path} must be JSON ({excerpt(error)})") from error
     told = list(found.values()) if isinstance(found, dict) else [None]
     if not all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in told):
         raise InputError(NOTES, f"{path} must hold lists of texts by experiment")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import tarfile
 import time
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import IO, cast
 
 from expunge.artifacts import write_bytes
+from expunge.documents import excerpt
 from expunge.errors import ExpungeError, InputError
 from expunge.progress import track
 from expunge.vision.datasets.files import climbs, data_folder, md5_of
@@ -22,6 +27,8 @@ ATTEMPTS = 5
 PAUSE = 1.0  # seconds between two attempts
 TIMEOUT = 60.0  # seconds without a byte
 LARGEST = 2**28  # bytes an archive may hold; the largest, CIFAR-100's, holds 187 MB
+MEMBERS = 1000  # files of an archive; they have up to nine
+HEADERS = 2**23  # bytes of an archive beside its files
 
 
 class DownloadError(ExpungeError):
@@ -113,10 +120,13 @@ def get(
 
 def fetch(file: File, target: Path, progress: bool = False) -> Path:
     """One file, under its own name only once it is whole and the published one; until then it is `NAME.partial`."""
+    partial = target.with_name(f"{target.name}.partial")
+    for path in (target, partial):
+        if path.exists() and not path.is_file():
+            raise DownloadError(f"{path} must be a plain file, or a new one; it is a folder, a pipe or a device")
     if target.exists() and md5_of(target) == file.md5:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}.partial")
     reason: object = None
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -127,13 +137,13 @@ def fetch(file: File, target: Path, progress: bool = False) -> Path:
                 _receive(file, partial, progress)
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == 416:  # the server's file ends before ours does: ours is of another
-                partial.unlink()
+            if error.code == 416 and begun:  # the server's file ends before ours does: ours is of another
+                partial.unlink(missing_ok=True)
             elif error.code < 500:
                 raise DownloadError(f"{file.url}: {error}") from error
             reason = error
             continue
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # the last of a redirection to an address that is none
             reason = error
             continue
         found = md5_of(partial)
@@ -158,9 +168,9 @@ def _receive(file: File, partial: Path, progress: bool) -> None:
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         if answer.status != 206 or not answer.headers.get("Content-Range", "").startswith(f"bytes {begun}-"):
             begun = 0
-            offered = int(answer.headers.get("Content-Length") or file.size)
-            if offered != file.size:
-                raise DownloadError(f"{file.url} must have {file.size} bytes; the server offers {offered}")
+            offered = (answer.headers.get("Content-Length") or str(file.size)).strip()
+            if offered != str(file.size):
+                raise DownloadError(f"{file.url} must have {file.size} bytes; the server offers {excerpt(offered)}")
         with partial.open("ab" if begun else "wb") as out:
             description = f"{Path(file.path).name}, MiB"
             for piece in track(_pieces(answer), description, total=-(-(file.size - begun) // PIECE), enabled=progress):
@@ -178,19 +188,54 @@ def _pieces(answer: HTTPResponse) -> Iterator[bytes]:
 
 
 def unpack(archive: Path, folder: str) -> Path:
-    """The files of a tar archive, which must all lie in `folder`, beside the archive; each appears whole or not at all."""
+    """The files of a gzipped tar archive, which must all lie in `folder`, beside the archive; each appears whole or not at all."""
     try:
-        with tarfile.open(archive) as tar:
-            members = tar.getmembers()
-            for member in members:
-                inside = member.name == folder or member.name.startswith(f"{folder}/")
-                if climbs(member.name) or not inside or not (member.isfile() or member.isdir()):
-                    raise InputError("archive", f"{archive} must hold plain files in {folder}/ alone; nothing was unpacked", member.name)
-            if (total := sum(member.size for member in members)) > LARGEST:
-                raise InputError("archive", f"{archive} must hold at most {LARGEST} bytes; nothing was unpacked", total)
-            for member in members:
+        _check_members(archive, folder)
+        with _members(archive) as tar:
+            for member in tar:
                 if (content := tar.extractfile(member)) is not None:
                     write_bytes(archive.parent / member.name, content.read())
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise DownloadError(f"{archive} could not be unpacked: {error}") from error
+    except ExpungeError:
+        raise
+    except (tarfile.TarError, EOFError, OSError, zlib.error, ValueError, OverflowError) as error:
+        raise DownloadError(f"{archive} could not be unpacked: {excerpt(str(error))}") from error
     return archive.parent / folder
+
+
+def _check_members(archive: Path, folder: str) -> None:
+    """Each as it comes, before what follows it is unpacked to get there."""
+    total = 0
+    with _members(archive) as tar:
+        for number, member in enumerate(tar):
+            inside = member.name.startswith(f"{folder}/") or (member.name == folder and member.isdir())
+            plain = (member.isfile() and not member.issparse()) or member.isdir()
+            if climbs(member.name) or not inside or not plain:
+                rule = f"{archive} must hold plain files in {folder}/ alone; nothing was unpacked"
+                raise InputError("archive", rule, excerpt(member.name))
+            total += member.size
+            if total > LARGEST:
+                raise InputError("archive", f"{archive} must hold at most {LARGEST} bytes; nothing was unpacked", total)
+            if number >= MEMBERS:
+                raise InputError("archive", f"{archive} must hold at most {MEMBERS} files; nothing was unpacked", "more")
+
+
+@contextmanager
+def _members(archive: Path) -> Iterator[tarfile.TarFile]:
+    """One after the other, out of no more bytes than such an archive may have: headers too can say that they are gigabytes long."""
+    with gzip.open(archive) as unpacked, tarfile.open(fileobj=cast(IO[bytes], _Bounded(unpacked, LARGEST + HEADERS)), mode="r|") as tar:
+        yield tar
+
+
+@dataclass
+class _Bounded:
+    """Reads of a file, an OSError after `left` bytes of it."""
+
+    file: gzip.GzipFile
+    left: int
+
+    def read(self, size: int) -> bytes:
+        content = self.file.read(min(size, PIECE))
+        self.left -= len(content)
+        if self.left < 0:
+            raise OSError("it holds more than it may")
+        return content

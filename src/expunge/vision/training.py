@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from torch.utils.data import Dataset
 
 from expunge.artifacts import content_digest, load_tensors, save_tensors, weights_digest, write_json
 from expunge.batches import measuring_size
+from expunge.documents import excerpt, named_number, read_json
 from expunge.errors import InputError, MismatchError
 from expunge.metrics import accuracy
 from expunge.modes import seeded
@@ -233,15 +233,19 @@ class _Log:
 def _read_log(file: Path) -> dict[str, Any]:
     """Of a training's file its curve, and what it was trained on where that was noted."""
     try:
-        content = json.loads(file.read_bytes())
-        curve = [
-            Point(int(epoch), {name: float(value) for name, value in found.items()}, None if loss is None else float(loss))
-            for epoch, found, loss in content["curve"]
-        ]
+        content = read_json(file)
+        curve = [_point(*point) for point in content["curve"]]
         return {"curve": curve, "data": content.get("data"), "dataset": content.get("dataset")}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         rule = "must be the curve of a training as it was written; without the file the training goes on from its state"
-        raise InputError("out", rule, f"{file} ({error!r})") from error
+        raise InputError("out", rule, f"{file} ({excerpt(error)})") from error
+
+
+def _point(epoch: int, accuracies: Mapping[str, float], loss: float | None) -> Point:
+    point = Point(epoch, {name: float(value) for name, value in accuracies.items()}, None if loss is None else float(loss))
+    if type(epoch) is not int or epoch < 0 or not all(0 <= value <= 1 for value in point.accuracies.values()):
+        raise ValueError(f"a point must have an epoch and accuracies from 0 to 1; found {excerpt(point)}")
+    return point
 
 
 def save_network(path: Path, model: nn.Module, network: str, classes: int, channels: int) -> Path:
@@ -253,16 +257,30 @@ def save_network(path: Path, model: nn.Module, network: str, classes: int, chann
 def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
     """A network that was saved by `save_network`, in eval mode."""
     tensors, metadata = load_tensors(path, KIND)
-    if metadata.get("network") not in NETWORKS:
-        raise InputError("path", f"must hold one of the networks {', '.join(NETWORKS)}", metadata.get("network", "a model of no name"))
+    network = metadata.get("network", "a model of no name")
+    if network not in NETWORKS:
+        raise InputError("path", f"must hold one of the networks {', '.join(NETWORKS)}", excerpt(network))
     try:
-        classes, channels = int(metadata["classes"]), int(metadata["channels"])
+        classes, channels = (named_number(metadata[name], 2**31, least=1) for name in ("classes", "channels"))
     except (KeyError, ValueError) as error:
-        raise InputError("path", f"must tell the network's classes and channels ({error!r})", os.fspath(path)) from error
-    model = build(metadata["network"], classes, channels, 0, torch.device(device))
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        rule = f"must hold the weights of a {metadata['network']} of its classes and channels"
-        raise InputError("path", rule, os.fspath(path)) from error
+        raise InputError("path", f"must tell the network's classes and channels ({excerpt(error)})", os.fspath(path)) from error
+    # Before anything is built: what the file says of its classes may take more memory than there is.
+    if _forms(tensors) != _forms_of(network, classes, channels):
+        raise InputError("path", f"must hold the weights of a {network} of its classes and channels", os.fspath(path))
+    model = build(network, classes, channels, 0, torch.device(device))
+    model.load_state_dict(tensors)
     return model.eval()
+
+
+def _forms_of(network: str, classes: int, channels: int) -> dict[str, tuple[Any, ...]] | None:
+    """Of the weights of such a network, which takes no memory for it; None where no tensor can be so large."""
+    try:
+        with torch.device("meta"):
+            return _forms(NETWORKS[network](classes, channels).state_dict())
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Any, ...]]:
+    """Shapes, and whether numbers are fractions: weights may be kept in another precision."""
+    return {name: (tuple(tensor.shape), tensor.is_floating_point()) for name, tensor in tensors.items()}

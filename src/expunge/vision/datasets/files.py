@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
 
+from expunge.documents import read_plain
 from expunge.errors import InputError
 
 VARIABLE = "EXPUNGE_DATA"
+PIECE = 2**16
+MEMBERS = 4096  # of a gzip file; some programs write one for every 64 kB
 
 
 def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
@@ -43,11 +48,14 @@ class Place:
     dataset: str
     root: Path
 
-    def read_bytes(self, path: Path) -> bytes:
+    def read_bytes(self, path: Path, largest: int) -> bytes:
+        """A plain file of at most so many bytes."""
         try:
-            return path.read_bytes()
+            return read_plain(path, largest)
         except OSError as error:
             raise self.missing(path) from error
+        except ValueError as error:
+            raise self.broken(path, str(error)) from error
 
     def missing(self, path: Path) -> InputError:
         return InputError("data", f"{path} must be there and readable; {self.advice}, or set --data or {VARIABLE}")
@@ -66,3 +74,34 @@ class Place:
         low, high = (int(value) for value in torch.aminmax(labels))
         if low < 0 or high >= classes:
             raise self.broken(path, f"labels must be in [0, {classes})", low if low < 0 else high)
+
+
+def gunzipped_start(content: bytes, size: int) -> bytes:
+    """The first bytes of what a gzip file holds, as far as it can be unpacked."""
+    with suppress(zlib.error):
+        return zlib.decompressobj(wbits=31).decompress(content[:PIECE], size)
+    return b""
+
+
+def gunzipped(content: bytes, largest: int) -> bytes:
+    """What a gzip file holds, of one or several members, at most `largest` bytes; a ValueError says what is wrong with it.
+
+    No more than that is ever unpacked: a few megabytes may hold gigabytes of zeros.
+    """
+    out, place = bytearray(), 0
+    for _ in range(MEMBERS):
+        member = zlib.decompressobj(wbits=31)
+        while not member.eof:
+            piece = content[place : place + PIECE]
+            if not piece:
+                raise ValueError("it ends in the middle")
+            try:
+                out += member.decompress(piece, largest + 1 - len(out))
+            except zlib.error as error:
+                raise ValueError(str(error)) from error
+            place += len(piece) - len(member.unconsumed_tail) - len(member.unused_data)
+            if len(out) > largest:
+                raise ValueError(f"it holds more than {largest} bytes")
+        if place == len(content) or (content[place] == 0 and not content[place:].strip(b"\0")):  # padding
+            return bytes(out)
+    raise ValueError(f"it has more than {MEMBERS} members")

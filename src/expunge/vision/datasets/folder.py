@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from expunge.documents import read_plain
 from expunge.errors import InputError
 from expunge.vision.datasets import pictures
 from expunge.vision.datasets.images import ImageSet, image_set, stratified
@@ -54,4 +55,13 @@ def _part(folder: Path, names: list[str], size: int | None) -> tuple[Tensor, Ten
         if not here:
             raise InputError("data", f"{folder / name} must hold pictures ({' '.join(pictures.SUFFIXES)})")
         found |= {str(file): label for file in here}
-    return pictures.decoded(list(found), lambda name: Path(name).read_bytes(), size), torch.tensor(list(found.values()))
+    return pictures.decoded(list(found), _content, size), torch.tensor(list(found.values()))
+
+
+def _content(name: str) -> bytes:
+    try:
+        return read_plain(name, pictures.LARGEST)
+    except OSError as error:
+        raise InputError("data", f"{name} must be there and readable", error.strerror) from error
+    except ValueError as error:
+        raise InputError("data", f"{name}: must be a picture", error) from error

@@ -5,10 +5,8 @@ LeCun, Cortes and Burges 1998; Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747: 
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from expunge.vision.datasets.files import Place, md5
+from expunge.vision.datasets.files import Place, gunzipped, gunzipped_start, md5
 from expunge.vision.datasets.images import ImageSet, image_set
 
 CLASSES = 10
+LARGEST = 2**28  # bytes of a file, unpacked; the train images have 47 MB
 BYTES = 8  # the code for unsigned bytes, the third byte of an idx file
 
 
@@ -76,21 +75,30 @@ def _part(place: Place, which: Idx, part: str, verify: bool) -> tuple[Tensor, Te
 
 
 def _file(place: Place, which: Idx, path: Path, dimensions: int, verify: bool) -> Tensor:
-    """An idx file: two zero bytes, the type, the number of dimensions, the sizes as big-endian 32-bit numbers, the values."""
+    """An idx file: two zero bytes, the type, the number of dimensions, the sizes as big-endian 32-bit numbers, the values.
+
+    Of a packed one no more is unpacked than it says it holds.
+    """
     packed = path.with_name(f"{path.name}.gz")
     found = packed if packed.exists() and not path.exists() else path
-    content = place.read_bytes(found)
+    content, start = place.read_bytes(found, LARGEST), 4 + 4 * dimensions
+    sizes = _sizes(place, found, gunzipped_start(content, start) if found is packed else content[:start], dimensions)
     if found is packed:
         try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise place.broken(found, "must be a whole gzip file", error) from error
-    start = 4 + 4 * dimensions
-    if len(content) < start or content[:4] != bytes([0, 0, BYTES, dimensions]):
-        raise place.broken(found, f"must begin as an idx file of bytes in {dimensions} dimensions", content[:4].hex())
-    sizes = struct.unpack(f">{dimensions}I", content[4:start])
-    if not len(content) - start == math.prod(sizes) > 0:
-        raise place.broken(found, f"must hold {' × '.join(map(str, sizes))} bytes, as it says, and not none", len(content) - start)
+            content = gunzipped(content, start + math.prod(sizes))
+        except ValueError as error:
+            raise place.broken(found, "must be a whole gzip file of what it says it holds", error) from error
     if verify and (digest := md5(content)) != which.published[path.name]:
         raise place.not_published(found, which.published[path.name], digest)
+    if len(content) - start != math.prod(sizes):
+        raise place.broken(found, f"must hold {' × '.join(map(str, sizes))} bytes, as it says", len(content) - start)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(sizes)
+
+
+def _sizes(place: Place, path: Path, header: bytes, dimensions: int) -> tuple[int, ...]:
+    if len(header) < 4 + 4 * dimensions or header[:4] != bytes([0, 0, BYTES, dimensions]):
+        raise place.broken(path, f"must begin as an idx file of bytes in {dimensions} dimensions", header[:4].hex())
+    sizes = struct.unpack(f">{dimensions}I", header[4:])
+    if not 0 < math.prod(sizes) <= LARGEST:
+        raise place.broken(path, f"must hold at most {LARGEST} bytes, and not none", " × ".join(map(str, sizes)))
+    return sizes

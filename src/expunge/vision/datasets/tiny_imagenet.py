@@ -6,8 +6,8 @@ test pictures have no published labels). A part of the classes in the same layou
 
 from __future__ import annotations
 
+import stat
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +17,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from expunge.documents import excerpt
 from expunge.vision.datasets import pictures
 from expunge.vision.datasets.files import Place, climbs, md5_of
 from expunge.vision.datasets.images import ImageSet, image_set
 
-LARGEST = 16 * 2**20  # bytes of a member of the zip; the largest text file has 2.6 MB
+LARGEST = 16 * 2**20  # bytes of a file; the largest text file has 2.6 MB
+LARGEST_LIST = 2**16  # bytes of the list of classes, of ten each
+MEMBERS = 2**18  # of the zip; it has about 120,600
+PIXELS = 2**20  # of a picture, which should have 64×64
+ENCRYPTED = 1  # a bit of a member's flags
 
 
 @dataclass(frozen=True)
@@ -44,15 +49,18 @@ class Source(NamedTuple):
 
     path: Path
     names: list[str]
-    content: Callable[[str], bytes]
+    content: Callable[..., bytes]
+    """By a name, and the most bytes it may have."""
 
 
 def read(root: Path, which: TinyImageNet = TINY_IMAGENET, verify: bool = True, size: int | None = None) -> ImageSet:
     """Train and validation pictures; labels in the order of the sorted class identifiers. `size` resizes (the paper's release: 32)."""
     place = Place(which.name, root)
     with _source(place, which, verify) as source:
-        classes = sorted(_text(place, source, "wnids.txt").split())
+        classes = sorted(_text(place, source, "wnids.txt", LARGEST_LIST).split())
         label = {identifier: number for number, identifier in enumerate(classes)}
+        if not label or len(label) != len(classes):
+            raise place.broken(source.path / "wnids.txt", "must name every class once", f"{len(classes)} names of {len(label)} classes")
         train, test = _train(place, source, label), _validation(place, source, label)
         for part, folder, expected in ((train, "train", which.train), (test, "val", which.validation)):
             counts = torch.bincount(torch.tensor(list(part.values())), minlength=len(classes))
@@ -69,35 +77,76 @@ def _source(place: Place, which: TinyImageNet, verify: bool) -> Iterator[Source]
     folder, archive = place.root / which.folder, place.root / f"{which.folder}.zip"
     if folder.is_dir():
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        yield Source(folder, names, lambda name: place.read_bytes(folder / name))
+        yield Source(folder, names, lambda name, largest=LARGEST: place.read_bytes(folder / name, largest))
         return
     if not archive.is_file():
         raise place.missing(folder)
     if verify and (found := md5_of(archive)) != which.published:
         raise place.not_published(archive, which.published, found)
-    inside = f"{which.folder}/"
+    with _opened(place, archive) as file:
+        members = _members(place, archive, file, f"{which.folder}/")
+        yield Source(archive, sorted(members), lambda name, largest=LARGEST: _content(place, archive, file, members[name], largest))
+
+
+def _opened(place: Place, archive: Path) -> zipfile.ZipFile:
     try:
-        with zipfile.ZipFile(archive) as file:
-            names = sorted(name.removeprefix(inside) for name in _members(place, archive, file) if name.startswith(inside))
-            yield Source(archive, names, lambda name: file.read(inside + name))
-    except (zipfile.BadZipFile, zlib.error) as error:
-        raise place.broken(archive, "must be a whole zip file", error) from error
+        if _entries(archive) > MEMBERS:
+            raise zipfile.BadZipFile(f"it has more than {MEMBERS} members")
+        return zipfile.ZipFile(archive)
+    except Exception as error:  # a broken one can fail in any way
+        raise place.broken(archive, "must be a whole zip file", excerpt(str(error))) from error
 
 
-def _members(place: Place, archive: Path, file: zipfile.ZipFile) -> list[str]:
-    """Nothing is ever written from them, yet an archive that tries to climb out is not to be trusted."""
-    members = [member for member in file.infolist() if not member.is_dir()]
-    for member in members:
-        if climbs(member.filename) or member.file_size > LARGEST:
-            rule = f"must hold files of at most {LARGEST} bytes that lie inside it"
-            raise place.broken(archive, rule, f"{member.filename}, {member.file_size} bytes")
-    return [member.filename for member in members]
+def _entries(archive: Path) -> int:
+    """How many entries its directory can have at most, by their signature: each takes much more memory than room in the file."""
+    count, rest = 0, b""
+    with archive.open("rb") as file:
+        while piece := file.read(2**20):
+            piece = rest + piece
+            count += piece.count(zipfile.stringCentralDir)  # type: ignore[attr-defined]
+            rest = piece[-3:]
+    return count
 
 
-def _text(place: Place, source: Source, name: str) -> str:
+def _members(place: Place, archive: Path, file: zipfile.ZipFile, inside: str) -> dict[str, zipfile.ZipInfo]:
+    """By their names below `inside`. Nothing is ever written from them, yet an archive that tries to climb out is not to be trusted."""
+    members = {}
+    for member in file.infolist():
+        if member.is_dir():
+            continue
+        if climbs(member.filename) or member.file_size > LARGEST or _is_link(member):
+            rule = f"must hold files of at most {LARGEST} bytes that lie inside it, and no links"
+            raise place.broken(archive, rule, f"{excerpt(member.filename)}, {member.file_size} bytes")
+        if member.flag_bits & ENCRYPTED or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            rule = "must hold files that are not encrypted, and packed by deflate or not at all"
+            raise place.broken(archive, rule, excerpt(member.filename))
+        if member.filename.startswith(inside):
+            members[member.filename.removeprefix(inside)] = member
+    return members
+
+
+def _is_link(member: zipfile.ZipInfo) -> bool:
+    return stat.S_ISLNK(member.external_attr >> 16)
+
+
+def _content(place: Place, archive: Path, file: zipfile.ZipFile, member: zipfile.ZipInfo, largest: int) -> bytes:
+    """Read by its size: without it zipfile unpacks all there is before it looks at the size."""
+    try:
+        if member.file_size > largest:
+            raise zipfile.BadZipFile(f"it has {member.file_size} bytes, more than {largest}")
+        with file.open(member) as opened:
+            content = opened.read(member.file_size)
+        if len(content) != member.file_size:
+            raise zipfile.BadZipFile(f"it ends after {len(content)} of {member.file_size} bytes")
+    except Exception as error:
+        raise place.broken(archive, f"must be a whole zip file; {excerpt(member.filename)} is not", excerpt(str(error))) from error
+    return content
+
+
+def _text(place: Place, source: Source, name: str, largest: int = LARGEST) -> str:
     if name not in source.names:
         raise place.missing(source.path / name)
-    return source.content(name).decode("utf-8", "replace")
+    return source.content(name, largest).decode("utf-8", "replace")
 
 
 def _train(place: Place, source: Source, label: dict[str, int]) -> dict[str, int]:
@@ -116,23 +165,27 @@ def _train(place: Place, source: Source, label: dict[str, int]) -> dict[str, int
 
 def _validation(place: Place, source: Source, label: dict[str, int]) -> dict[str, int]:
     """The label of every picture val/images/NAME, from the lines NAME, class, box of val_annotations.txt."""
-    found, there = {}, set(source.names)
+    found: dict[str, int] = {}
+    there = set(source.names)
     annotations = source.path / "val/val_annotations.txt"
-    for line in _text(place, source, "val/val_annotations.txt").splitlines():
-        picture, identifier = [*line.split("\t"), ""][:2]
+    for line in _text(place, source, "val/val_annotations.txt").split("\n"):
+        if not line.strip():
+            continue
+        picture, identifier = [*line.rstrip("\r").split("\t"), ""][:2]
         name = f"val/images/{picture}"
         if identifier not in label:
-            raise place.broken(annotations, "every class must be in wnids.txt", identifier)
+            raise place.broken(annotations, "every class must be in wnids.txt", excerpt(identifier))
         if name not in there:
-            raise place.missing(source.path / name)
-        found[name] = label[identifier]
+            raise place.missing(source.path / excerpt(name))
+        if found.setdefault(name, label[identifier]) != label[identifier]:
+            raise place.broken(annotations, "a picture must have one class", excerpt(picture))
     if not found:
         raise place.broken(annotations, "must name pictures")
     return found
 
 
 def _decoded(place: Place, source: Source, part: dict[str, int], which: TinyImageNet, size: int | None) -> tuple[Tensor, Tensor]:
-    pixels = pictures.decoded(list(part), source.content, size)
+    pixels = pictures.decoded(list(part), source.content, size, PIXELS)
     expected = which.size if size is None else size
     if pixels.shape[2:] != (expected, expected):
         raise place.broken(source.path, f"pictures must be {expected}×{expected}", tuple(pixels.shape[2:]))
