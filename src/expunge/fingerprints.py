@@ -15,6 +15,9 @@ from expunge.objective import Batch
 Hashes = numpy.ndarray[Any, numpy.dtype[numpy.int64]]  # one a sample, Python's 64 bits of its bytes
 
 
+SPREAD = 16  # numbers that tell most samples apart
+
+
 class Unreadable(Exception):
     """A batch whose samples cannot be told apart by bytes."""
 
@@ -24,7 +27,7 @@ class Fingerprints:
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         columns = [_columns(batch) for batch in batches]
-        self._light = numpy.concatenate([_hashes(smallest) for smallest, *_ in columns])
+        self._light = numpy.concatenate([_light(batch) for batch in columns])
         hashes = numpy.concatenate([_sum(batch) for batch in columns])
         self._order = numpy.argsort(hashes, kind="stable")
         self._hashes = hashes[self._order]
@@ -32,10 +35,10 @@ class Fingerprints:
     def among(self, batch: Batch) -> tuple[int, Tensor, Tensor]:
         """How many samples a batch holds, which of them are among these, and each one's number here, the first where there are several.
 
-        The smallest column, which the labels are in most data, is looked up first: what it rules out is not hashed.
+        Labels and a few numbers of the inputs are looked up first: what they rule out is not hashed.
         """
         columns = _columns(batch)
-        places = numpy.flatnonzero(numpy.isin(_hashes(columns[0]), self._light))
+        places = numpy.flatnonzero(numpy.isin(_light(columns), self._light))
         hashes = _sum([column[torch.from_numpy(places).to(column.device)] for column in columns])
         nearest = numpy.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
         same = self._hashes[nearest] == hashes
@@ -93,8 +96,19 @@ def _sum(columns: Sequence[Tensor]) -> Hashes:
     return numpy.sum([_hashes(column) for column in columns], axis=0, dtype=numpy.int64)
 
 
+def _light(columns: Sequence[Tensor]) -> Hashes:
+    """Of the smallest column and of some numbers, here and there, of the largest."""
+    rows = columns[-1].reshape(len(columns[-1]), _width(columns[-1]))
+    few = rows[:, torch.linspace(0, rows.shape[1] - 1, SPREAD).long().unique()] if rows.shape[1] > SPREAD else rows
+    return _sum([columns[0], few])
+
+
+def _width(column: Tensor) -> int:
+    return math.prod(column.shape[1:])
+
+
 def _hashes(column: Tensor) -> Hashes:
-    rows = column.reshape(len(column), math.prod(column.shape[1:])).cpu()
+    rows = column.reshape(len(column), _width(column)).cpu()
     if rows.is_floating_point():
         rows = rows.float()  # the same numbers, whatever the precision they are kept in
     elif not rows.is_complex() and rows.shape[1] == 1:

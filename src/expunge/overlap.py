@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,14 +39,19 @@ def check_disjoint(forget: Data, remain: Data, objective: Objective = Objective(
     with seeded(0, torch.device("cpu")):
         lost, kept = parts_of(forget, "forget", objective), parts_of(remain, "remain", objective)
         _check_rows(lost, kept, objective)
-        reasons = []
-        for part in kept:
-            others = [other for other in lost if not _told_apart(part, other)]
-            others = [other for other in others if not _check_stored(part, other, objective)]
-            if others:
-                reasons.append(_check_samples(part, others, progress))
-    if reason := next(filter(None, reasons), None):
+        verdicts = [verdict for part in kept for verdict in _by_content(part, lost, objective, progress)]
+    rows = sorted({row for verdict in verdicts for row in verdict.equal})
+    if rows:
+        raise InputError("remain", EQUAL, f"{len(rows)} equal, at index {', '.join(map(str, rows[:5]))}{', ...' if rows[5:] else ''}")
+    if reason := next((verdict.unchecked for verdict in verdicts if verdict.unchecked), None):
         warnings.warn(f"{UNCHECKED} ({reason})", UncheckedWarning, stacklevel=3)
+
+
+class Verdict(NamedTuple):
+    """What a comparison of contents found: remain samples that equal one of the forget set, by their index; why it could not be made."""
+
+    equal: list[int] = []
+    unchecked: str | None = None
 
 
 def _check_rows(lost: Sequence[Part | Stream], kept: Sequence[Part | Stream], objective: Objective) -> None:
@@ -97,40 +103,53 @@ def _told_apart(part: Part | Stream, other: Part | Stream) -> bool:
     return same and all(stored is not None and stored.tells_all for stored in (stored_by(part.origin), stored_by(other.origin)))
 
 
-def _check_stored(part: Part | Stream, other: Part | Stream, objective: Objective) -> bool:
-    """By what datasets store of their records, whatever transforms make of it; whether that decides."""
+def _by_content(part: Part | Stream, lost: Sequence[Part | Stream], objective: Objective, progress: bool) -> Iterator[Verdict]:
+    """Of what rows have not told apart: by what is stored of the records, then by the samples where that does not decide."""
+    undecided = []
+    for other in lost:
+        if not _told_apart(part, other):
+            places, decided = _stored_alike(part, other, objective)
+            yield Verdict(_indices(part, places))
+            if not decided:
+                undecided.append(other)
+    if undecided:
+        yield _by_samples(part, undecided, progress)
+
+
+def _stored_alike(part: Part | Stream, other: Part | Stream, objective: Objective) -> tuple[Tensor, bool]:
+    """Where in the part records stand that equal one of the other in all that datasets store, whatever transforms make of it; and whether
+    there can be no others."""
+    none = torch.empty(0, dtype=torch.int64)
     if isinstance(part, Stream) or isinstance(other, Stream):
-        return False
+        return none, False
     mine, theirs = stored_by(part.origin), stored_by(other.origin)
     if mine is None or theirs is None or mine.kind != theirs.kind:
-        return False
+        return none, False
     try:
-        places, others = _among(map(mine.read, part.numbers.split(CHUNK)), map(theirs.read, other.numbers.split(CHUNK)))
+        known = Fingerprints(map(theirs.read, other.numbers.split(CHUNK)))
+        places, others = _looked_up(map(mine.read, part.numbers.split(CHUNK)), known)
     except Unreadable:
-        return False
-    _refuse(part, _same_labels(part, other, places, others, objective))
-    return mine.tells_all and theirs.tells_all
+        return none, False
+    return _same_labels(part, other, places, others, objective), mine.tells_all and theirs.tells_all
 
 
-def _check_samples(part: Part | Stream, others: Sequence[Part | Stream], progress: bool) -> str | None:
-    """By the samples as they are read; the reason where that cannot be done."""
+def _by_samples(part: Part | Stream, others: Sequence[Part | Stream], progress: bool) -> Verdict:
+    """By the samples as they are read."""
     chance = "samples differ from reading to reading, as random transforms make them"
     try:
-        unsteady = [each for each in (part, *others) if not _steady(each)]
-        if any(isinstance(each, Part) for each in unsteady):
-            return chance
+        with naming("remain"):
+            unsteady = [] if _steady(part) else [part]
         with naming("forget"):
+            unsteady += [other for other in others if not _steady(other)]
+            if any(isinstance(samples, Part) for samples in unsteady):
+                return Verdict(unchecked=chance)
             known = Fingerprints(batch for other in others for batch in other.batches())
         with naming("remain"):
             places, _ = _looked_up(track(part.batches(), "comparing with the forget data", enabled=progress), known)
     except Unreadable:
-        return "samples that are not tensors with one row each"
-    _refuse(part, places)
-    return chance if unsteady else None  # a stream that differs may be shuffled or changed by chance: nobody can tell
-
-
-def _among(batches: Iterable[Batch], others: Iterable[Batch]) -> tuple[Tensor, Tensor]:
-    return _looked_up(batches, Fingerprints(others))
+        return Verdict(unchecked="samples that are not tensors with one row each")
+    # A stream that differs may be shuffled, or changed by chance: nobody can tell.
+    return Verdict(_indices(part, places), chance if unsteady else None)
 
 
 def _looked_up(batches: Iterable[Batch], known: Fingerprints) -> tuple[Tensor, Tensor]:
@@ -153,7 +172,6 @@ def _steady(part: Part | Stream) -> bool:
     return probe() == probe()
 
 
-def _refuse(part: Part | Stream, places: Tensor) -> None:
-    if len(places):
-        first = int(part.place[places[0]]) if isinstance(part, Part) else int(places[0])
-        raise InputError("remain", EQUAL, f"{len(places)} equal, the first at index {first}")
+def _indices(part: Part | Stream, places: Tensor) -> list[int]:
+    """Where samples of a part stand in the whole of the data."""
+    return (part.place[places] if isinstance(part, Part) else places).tolist()

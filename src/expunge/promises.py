@@ -56,7 +56,7 @@ def delivered(
             raise InputError(argument, rule, f"more than {promised}")
         read += 0 if samples is None else size(batch)
         yield batch
-    if not number:
+    if not number and (promised is None or isinstance(loader.dataset, IterableDataset)):
         raise InputError(argument, f"must not be empty; {AGAIN}" if promised is None else AGAIN, "none")
     if promised is not None and number < promised:
         kept = "as many as before" if isinstance(length, Learned) else "its length"

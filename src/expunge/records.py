@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from expunge.batches import Batches, Data, as_batches, makes_samples_as, row_reader
+from expunge.batches import Batches, Data, as_batches, makes_samples_as, read_batches, row_reader
 from expunge.errors import InputError
 from expunge.indices import resolved, size_of, subset_rows
 from expunge.objective import Batch, Objective
@@ -54,10 +54,10 @@ class Part:
         """These rows of `data`, put together as the loader does it, by its workers."""
         loader = self.loader
         if loader is None or (loader.collate_fn is default_collate and not loader.num_workers):
-            return map(row_reader(self.data), rows.split(CHUNK))
+            return read_batches(row_reader(self.data), rows.split(CHUNK), "batches")
         settings = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "worker_init_fn", "multiprocessing_context")}
         size = None if loader.batch_sampler is None else loader.batch_size or CHUNK
-        return iter(DataLoader(Subset(self.data, rows.tolist()), size, **settings))
+        return iter(as_batches(DataLoader(Subset(self.data, rows.tolist()), size, **settings)))
 
 
 def parts_of(data: Data, argument: str, objective: Objective) -> list[Part | Stream]:
@@ -132,7 +132,7 @@ def labels_at(dataset: Any, rows: Tensor, objective: Objective) -> Tensor | None
         if all(isinstance(sample, (tuple, list)) for sample in samples):
             samples = [(0, sample[-1]) for sample in samples]  # the inputs may be pictures, which nothing collates
         return objective.targets(default_collate(samples)).cpu()
-    except (InputError, TypeError, RuntimeError, KeyError, AttributeError, IndexError, ValueError):
+    except (InputError, StopIteration, TypeError, RuntimeError, KeyError, AttributeError, IndexError, ValueError):
         return None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Sequence, Sized
+from itertools import islice
 from typing import Any
 
 import numpy
@@ -19,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from expunge.errors import InputError
+from expunge.errors import UncheckedWarning
 from expunge.indices import check_unmasked, rows_of, size_of
 
 WHAT = "a sampler's indices "
@@ -38,22 +40,27 @@ def check_samplers(loader: DataLoader[Any], argument: str) -> None:
 def loader_rows(loader: DataLoader[Any], argument: str) -> Tensor | None:
     """The rows a loader may read, whatever its order in an epoch; None where only reading it would tell.
 
-    A sampler that draws may come to any row of its dataset. One of one's own is read once; a row that it draws in another epoch is missed.
+    A sampler that draws may come to any row of its dataset. One of one's own is read twice: where it draws other rows the second time it
+    may come to more, and an `UncheckedWarning` says so.
     """
     size = size_of(loader.dataset)
     if size is None or isinstance(loader.dataset, IterableDataset):
         return None
     source = _source(loader)
-    if isinstance(source, RandomSampler) or (isinstance(source, DistributedSampler) and source.shuffle):
+    if type(source) is RandomSampler or (type(source) is DistributedSampler and source.shuffle):
         return torch.arange(size)
     if type(source) is SequentialSampler:
         rows = torch.arange(size)
-    elif isinstance(source, WeightedRandomSampler):
+    elif type(source) is WeightedRandomSampler:
         return torch.as_tensor(source.weights).nonzero().flatten()
     elif (listed := _listed(source)) is not None:
         rows = rows_of(listed, size, argument, WHAT, mask=False)
     elif isinstance(source, Iterable) and iter(source) is not source:
-        rows = rows_of(_drawn(source), size, argument, WHAT, mask=False)
+        rows, again = (rows_of(_drawn(source), size, argument, WHAT, mask=False) for _ in range(2))
+        if {*rows.tolist()} != {*again.tolist()}:
+            rule = "its sampler draws other rows in each epoch, so make sure that none is in both the forget and the remain data"
+            warnings.warn(f"{argument}: {rule}", UncheckedWarning, stacklevel=2)
+            return torch.cat([rows, again]).unique()
     else:
         return None
     ordered = type(loader.batch_sampler) is BatchSampler and not isinstance(source, SubsetRandomSampler)
@@ -87,13 +94,5 @@ def _flat(rows: Sequence[Any]) -> list[Any]:
 
 
 def _drawn(source: Iterable[Any]) -> list[Any]:
-    """The rows of one epoch; a generator of the sampler's own is left as it was."""
-    generator = getattr(source, "generator", None)
-    before = generator.get_state() if isinstance(generator, torch.Generator) else None
-    try:
-        return _flat([*source])
-    except StopIteration as error:
-        raise InputError("sampler", "must not raise StopIteration", repr(error)) from error
-    finally:
-        if before is not None:
-            generator.set_state(before)  # type: ignore[union-attr]
+    """The rows of one epoch, no more than it promises."""
+    return _flat([*islice(source, len(source) if isinstance(source, Sized) else None)])
