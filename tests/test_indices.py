@@ -111,6 +111,7 @@ BAD = {
     "a mask of bytes": MASK.to(torch.uint8),
     "a mask of numbers in a list": MASK.int().tolist(),
     "dates": numpy.array(["2020-01-01"], dtype="datetime64[D]"),
+    "missing rows": numpy.ma.array([1, 2], mask=[True, False]),
     "a sparse tensor": torch.tensor([0, 1]).to_sparse(),
 }
 

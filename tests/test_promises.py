@@ -50,6 +50,16 @@ class Broken(Dataset):
         return stop() if index == 30 else whole[index]
 
 
+class Long(Dataset):
+    """Promises more samples than there are."""
+
+    def __len__(self):
+        return SIZE + 2
+
+    def __getitem__(self, index):
+        return whole[index]
+
+
 class BrokenGenerator(Broken):
     """The same from inside a generator, which Python makes a RuntimeError of."""
 
@@ -130,6 +140,8 @@ class Promised(Stream):
 
 TRUNCATED = {
     "dataset": Broken,
+    "dataset that is too long": Long,
+    "loader that is too long": lambda: DataLoader(Long(), 16),
     "generator in a dataset": BrokenGenerator,
     "batches": BrokenBatches,
     "short batches": Short,

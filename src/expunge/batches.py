@@ -215,13 +215,13 @@ def _from_list(held: list[Batch]) -> Batches:
 
 def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
     length = _length(dataset, argument)
-    read_rows = row_reader(dataset, argument)
+    at_once = _at_once(dataset, argument)
+    read_rows = at_once or _one_by_one(dataset, argument)
 
     def read(seed: int | None) -> Iterator[Batch]:
         order = torch.arange(length) if seed is None else _order(length, seed)
         return read_batches(read_rows, order.split(batch_size), argument)
 
-    at_once = _at_once(dataset, argument)
     return Batches(read, -(-length // batch_size), None if at_once is None else Rows(at_once, length, batch_size), dataset)
 
 
@@ -230,7 +230,7 @@ def read_batches(read_rows: Callable[[Tensor], Batch], parts: Iterable[Tensor], 
     for rows in parts:
         try:
             batch = read_rows(rows)
-        except (StopIteration, RuntimeError) as error:  # the first would end the data here, and nobody would know
+        except (StopIteration, RuntimeError, IndexError) as error:  # the first would end the data here, and nobody would know
             raise_if_broken_off(error, argument)
             raise
         sizes = {len(tensor) for tensor in tensors(batch) if tensor.dim()}
@@ -245,7 +245,11 @@ def row_reader(dataset: Any, argument: str = "dataset") -> Callable[[Tensor], Ba
     A dataset with a method `batch_of(rows)` is asked for the batch, a structure of tensors; columns of tensors are indexed; subsets and
     concatenations of these pass the rows on. Anything else is read one sample at a time.
     """
-    return _at_once(dataset, argument) or (lambda rows: _collated([dataset[int(row)] for row in rows], argument))
+    return _at_once(dataset, argument) or _one_by_one(dataset, argument)
+
+
+def _one_by_one(dataset: Any, argument: str) -> Callable[[Tensor], Batch]:
+    return lambda rows: _collated([dataset[int(row)] for row in rows], argument)
 
 
 def _at_once(dataset: Any, argument: str) -> Callable[[Tensor], Batch] | None:
@@ -324,7 +328,7 @@ def _collated(samples: list[Any], argument: str) -> Batch:
 def _length(data: Any, argument: str) -> int:
     try:
         return len(data)
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, NotImplementedError, ValueError) as error:
         rule = "must have a length; give a list of batches instead"
         raise InputError(argument, rule, type(data).__name__) from error
 

@@ -50,18 +50,22 @@ def subset_rows(subset: Subset[Any], argument: str, mask: bool = True) -> Tensor
 
 
 def size_of(dataset: Any) -> int | None:
-    """How many samples a dataset has, a mask's in a Subset counted; None where it does not say."""
+    """How many samples a dataset has, in a Subset those of its mask; None where it does not say."""
+    if isinstance(dataset, Subset) and _is_mask(dataset.indices):
+        return len(subset_rows(dataset, "dataset"))
+    if isinstance(dataset, ConcatDataset):
+        sizes = [size_of(part) for part in dataset.datasets]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
     try:
-        return len(resolved(dataset, "dataset"))
-    except (TypeError, NotImplementedError):
+        return len(dataset)
+    except (TypeError, NotImplementedError, ValueError):
         return None
 
 
 def resolved(dataset: Any, argument: str) -> Any:
     """The dataset with every mask in its subsets and concatenations as rows, which torch can read; itself where there is none."""
     if isinstance(dataset, Subset):
-        inner = resolved(dataset.dataset, argument)
-        rows = rows_of(dataset.indices, size_of(inner), argument, "a Subset's indices ")
+        inner, rows = resolved(dataset.dataset, argument), subset_rows(dataset, argument)
         if inner is dataset.dataset and not _is_mask(dataset.indices):
             return dataset
         # A copy, since a class of one's own may hold more, and makes samples in its own way.
@@ -92,7 +96,10 @@ def _changed(original: Dataset[Any], **attributes: Any) -> Dataset[Any]:
 
 
 def _is_mask(indices: Any) -> bool:
-    return not isinstance(indices, range) and _numbers(indices, "indices", "").dtype == torch.bool
+    """By the first entry: what mixes truth values and rows is refused where it is read."""
+    if isinstance(indices, (Tensor, numpy.ndarray)) and indices.dtype != object:
+        return indices.dtype in (torch.bool, numpy.dtype(bool))
+    return isinstance(indices, Iterable) and _is_truth(next(iter(indices), None))
 
 
 def _numbers(indices: Any, argument: str, what: str) -> Tensor:
@@ -105,18 +112,20 @@ def _numbers(indices: Any, argument: str, what: str) -> Tensor:
         raise InputError(argument, f"{what}{WHOLE}", repr(indices)[:80])
     entries = list(indices)
     kinds = {type(entry) for entry in entries}
-    if kinds == {bool}:
-        return torch.tensor(entries, dtype=torch.bool)
-    if kinds - {int}:
-        truths = [_is_truth(entry) for entry in entries]
-        if all(truths):
+    if kinds == {Tensor} and len({(entry.dtype, entry.ndim) for entry in entries}) == 1 and not entries[0].ndim:
+        return _numbers(torch.stack(entries), argument, what)
+    truths = [kind for kind in kinds if issubclass(kind, (bool, numpy.bool_))]
+    if truths or not all(issubclass(kind, (int, numpy.integer)) for kind in kinds):
+        truths = [entry for entry in entries if _is_truth(entry)]
+        if truths and len(truths) == len(entries):
             return torch.tensor([bool(entry) for entry in entries], dtype=torch.bool)
-        if any(truths):
+        if truths:
             raise InputError(argument, f"{what}{WHOLE}", "both in one list")
         entries = [_whole(entry, argument, what) for entry in entries]
-    if large := [entry for entry in entries if not -LARGEST <= entry <= LARGEST]:
-        raise InputError(argument, f"{what}must be rows of its dataset", large[0])
-    return torch.tensor(entries, dtype=torch.int64)
+    for end in (min(entries, default=0), max(entries, default=0)):
+        if not -LARGEST <= end <= LARGEST:
+            raise InputError(argument, f"{what}must be rows of its dataset", end)
+    return torch.from_numpy(numpy.array(entries, dtype=numpy.int64))
 
 
 def _from_tensor(indices: Tensor, argument: str, what: str) -> Tensor:
@@ -132,7 +141,7 @@ def _from_tensor(indices: Tensor, argument: str, what: str) -> Tensor:
 def _from_array(indices: numpy.ndarray[Any, Any], argument: str, what: str) -> Tensor:
     if indices.dtype.kind == "O":
         return _numbers(indices.tolist(), argument, what)
-    if indices.dtype.kind not in "biu":
+    if indices.dtype.kind not in "biu" or numpy.ma.is_masked(indices):
         raise InputError(argument, f"{what}{WHOLE}", f"an array of {indices.dtype}")
     if indices.dtype.kind == "u" and len(indices) and int(indices.max()) > LARGEST:
         raise InputError(argument, f"{what}must be rows of its dataset", int(indices.max()))

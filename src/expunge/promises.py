@@ -71,15 +71,19 @@ def unbroken(batches: Iterable[Batch], argument: str) -> Iterator[Batch]:
     """The same batches; a generator that a StopIteration broke off is a mistake in the data, which are named."""
     try:
         yield from batches
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         raise_if_broken_off(error, argument)
         raise
 
 
 def raise_if_broken_off(error: BaseException, argument: str) -> None:
-    """Python makes a RuntimeError of a StopIteration inside a generator; a worker process sends its text alone."""
+    """Python makes a RuntimeError of a StopIteration inside a generator, of which a worker process sends the text; an IndexError says that
+    there is no such sample."""
     if isinstance(error, StopIteration) or "generator raised StopIteration" in str(error):
         raise InputError(argument, f"must give every sample it promises ({EARLY})", "StopIteration") from error
+    if isinstance(error, IndexError):
+        text = (str(error).splitlines() or [""])[-1]
+        raise InputError(argument, "must give every sample it promises", f"IndexError: {text}") from error
 
 
 def listed(data: Iterable[Batch], argument: str) -> list[Batch]:

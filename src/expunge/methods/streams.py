@@ -31,7 +31,7 @@ def mixed(few: Batches, many: Batches) -> Batches:
 
     The few are read once, here, and kept in memory.
     """
-    whole = joined(list(few), "forget", ONE_FORM)
+    whole = joined([*iter(few)], "forget", ONE_FORM)
     samples, steps = batch_size(whole), len(many)
 
     def read(seed: int | None) -> Iterator[Batch]:
