@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.checks import check_finite, check_model, finite_tensors, screened
@@ -137,7 +138,7 @@ class _History:
 def _kept(data: Data, argument: str, batch_size: int) -> Data:
     """Data that can be read again: an iterator can be read only once, so its batches are kept; and a length that is learned is too."""
     batches = as_batches(data, argument, batch_size)
-    return batches if isinstance(data, Iterator) or batches.known is None else data
+    return batches if isinstance(data, Iterator) or (isinstance(data, DataLoader) and batches.known is None) else data
 
 
 def _check_forget(model: nn.Module, forget: Data, objective: Objective, batch_size: int) -> torch.Size:
