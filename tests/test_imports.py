@@ -11,8 +11,10 @@ SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
     {"errors", "objective", "classes", "artifacts", "outputs", "batches", "contents", "progress", "modes", "schedules", "replays"}
-    | {"checkpoints", "lone", "copies", "settings", "endings", "documents", "optimizer_states"},
-    {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
+    | {"checkpoints", "lone", "copies", "settings", "endings", "documents", "optimizer_states"}
+    | {"indices", "samplers", "promises", "fingerprints"},
+    {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"}
+    | {"overlap", "records", "stored"},
     {"methods"},
     {"unlearning"},
     {"vision"},

@@ -74,8 +74,14 @@ def test_a_loader_with_more_batches_than_its_length_is_refused():
         train(network(), DataLoader(Stream(samples, 30), batch_size=10), Tuning(Constant(0.1, 2)))
 
 
+def test_a_loader_with_fewer_batches_than_its_length_is_refused():
+    loader = DataLoader(Stream([data()[row] for row in range(20)], 40), batch_size=10)
+    with pytest.raises(InputError, match="^data: must give 4 batches, its length, each time it is read .*; found 2$"):
+        train_together([Training(network(), loader, Tuning(Constant(0.1, 1)))])
+
+
 def test_the_mean_loss_counts_the_batches_that_came():
-    noted, loader = [], DataLoader(Stream([data()[row] for row in range(20)], 40), batch_size=10)
+    noted, loader = [], DataLoader(data(21), batch_size=10)  # the last batch, of one sample, is left out
     tuning = Tuning(Constant(0.1, 1))
     train_together([Training(network(), loader, tuning, note_loss=lambda epoch, loss: noted.append(loss))], Objective(losses=ones))
     assert noted == [1.0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expunge import activations, channels, curvature, fisher, heads, masks, methods, metrics, patches, scores, tuning, vision
-    from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError
+    from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError, UncheckedWarning
     from expunge.fisher import FisherSums
     from expunge.methods import (
         METHODS,
@@ -54,7 +54,7 @@ _MODULES = (
     "vision",
 )
 _NAMES = {
-    "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError"),
+    "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError", "UncheckedWarning"),
     "fisher": ("FisherSums",),
     "methods": (
         "METHODS",
@@ -115,6 +115,7 @@ __all__ = [
     "Steps",
     "TfIdfMask",
     "Tuning",
+    "UncheckedWarning",
     "activations",
     "channels",
     "curvature",

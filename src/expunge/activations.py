@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expunge.batches import batch_size, device_of, to_device
+from expunge.batches import Data, as_batches, batch_size, device_of, to_device
 from expunge.channels import Layer, channel_axis
 from expunge.errors import InputError, ModelError
 from expunge.modes import eager, in_mode, seeded
-from expunge.objective import Batch, Objective
+from expunge.objective import Objective
 from expunge.progress import track
 
 # How many numbers are rectified at a time on the CPU: what fits a core's cache and what the allocator hands out again. A fresh tensor of
@@ -37,7 +37,7 @@ class Activations:
 
 def measure(
     model: nn.Module,
-    batches: Iterable[Batch],
+    batches: Data,
     layers: Sequence[Layer],
     objective: Objective = Objective(),
     *,
@@ -59,10 +59,10 @@ def measure(
     groups, channels = 1 if classes is None else len(classes), [layer.channels for layer in layers]
     sums = torch.zeros(groups, sum(channels), dtype=torch.float64, device=device)
     counts = torch.zeros(groups, dtype=torch.int64, device=device)
-    read = 0
+    data, read = as_batches(batches), 0
     # Not inference mode: a tensor that the model keeps for later could not be trained with.
     with seeded(0, device), in_mode(model, training=False), torch.no_grad(), eager(), _heard(model, layers, before_norm) as heard:
-        for batch in track(batches, "activations", enabled=progress):
+        for batch in track(iter(data), "activations", total=data.known, enabled=progress):
             held, samples = to_device(batch, device), batch_size(batch)
             heard.clear()
             objective.outputs(model, held)
@@ -120,10 +120,10 @@ def _by_sample(calls: list[Tensor], samples: int, layer: Layer, device: torch.de
     return torch.stack(each).mean(0)
 
 
-def labels(batches: Iterable[Batch], argument: str, objective: Objective = Objective()) -> list[int]:
+def labels(batches: Data, argument: str, objective: Objective = Objective()) -> list[int]:
     """The labels that occur, in rising order."""
     found: list[Tensor] = []
-    for batch in batches:
+    for batch in as_batches(batches, argument):
         targets = objective.targets(batch)
         if targets.is_floating_point() or targets.dim() != 1:
             raise InputError(argument, "needs one integer label a sample", f"{targets.dtype} of shape {tuple(targets.shape)}")

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from expunge.errors import InputError
+from expunge.indices import resolved, subset_rows
 from expunge.objective import Batch
+from expunge.promises import Learned, delivered, listed, promised_batches, promised_samples, raise_if_broken_off
+from expunge.samplers import check_samplers
 
 Data = Any  # a Dataset, a DataLoader, or an iterable of batches
 FORMS = "must be a dataset, a data loader or an iterable of batches"
@@ -121,10 +124,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches that can be iterated again; `shuffled(seed)` gives an epoch in another order."""
+    """Batches that can be iterated again; `shuffled(seed)` gives an epoch in another order.
+
+    The length of a loader that does not say it is learned in the first whole pass. `len` makes one where there was none; `known` does not.
+    """
 
     read: Callable[[int | None], Iterator[Batch]]  # the seed of the order, or None for the order of the data
-    length: int
+    length: int | Learned
     rows: Rows | None = None  # where the batches are rows of such a dataset
     source: Any = None  # the dataset or loader they come from
 
@@ -132,30 +138,45 @@ class Batches:
         return self.read(None)
 
     def __len__(self) -> int:
-        return self.length
+        if self.known is None:
+            for _ in self:
+                pass
+        assert self.known is not None  # what reads such data notes their length at the end
+        return self.known
+
+    @property
+    def known(self) -> int | None:
+        """The length, where it is known without reading."""
+        return self.length.number if isinstance(self.length, Learned) else self.length
 
     def shuffled(self, seed: int) -> Iterator[Batch]:
         return self.read(seed)
 
+    def changed(self, read: Callable[[int | None], Iterator[Batch]]) -> Batches:
+        """As many batches, read in another way."""
+        return Batches(read, self.length)
+
 
 def as_batches(data: Data, argument: str = "batches", batch_size: int = 128) -> Batches:
     """Anything a user may hold, as `Batches`. A dataset is cut into batches; a loader keeps its own batches and order
-    (its own shuffling is the epoch's); an iterator, which can be read only once, is kept in memory."""
+    (its own shuffling is the epoch's); an iterator, which can be read only once, is kept in memory. What promises a length must keep it."""
     if isinstance(data, Batches):
         return data
     if isinstance(data, (str, bytes, Mapping)):
         raise InputError(argument, FORMS, type(data).__name__)
     if isinstance(data, DataLoader):
-        found = _from_loader(data, argument)
+        batches = _from_loader(data, argument)
+    elif isinstance(data, IterableDataset):
+        batches = _from_loader(DataLoader(data, batch_size), argument)
     elif isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__") and _yields_samples(data)):
-        found = _from_dataset(data, argument, batch_size)
+        batches = _from_dataset(resolved(data, argument), argument, batch_size)
     elif isinstance(data, Iterable):
-        found = _from_list(list(data))
+        batches = _from_list(listed(data, argument))
     else:
         raise InputError(argument, FORMS, type(data).__name__)
-    if len(found) == 0:
+    if batches.known == 0:
         raise InputError(argument, "must not be empty")
-    return found
+    return batches
 
 
 def _yields_samples(data: Any) -> bool:
@@ -175,20 +196,14 @@ def _leaves(entry: Any) -> Iterator[Any]:
 
 
 def _from_loader(loader: DataLoader[Any], argument: str) -> Batches:
-    length = _length(loader, argument)
-    return Batches(lambda seed: _counted(iter(loader), length, argument), length, source=loader)
+    check_samplers(loader, argument)
+    length, samples = promised_batches(loader), promised_samples(loader)
+    return Batches(lambda seed: delivered(loader, length, samples, _first_dimension, argument), length, source=loader)
 
 
-def _counted(batches: Iterator[Batch], length: int, argument: str) -> Iterator[Batch]:
-    """The batches of a loader, none or too many of them refused: an epoch of nothing would go by unseen. Fewer than it has promised are
-    taken, since the length of an iterable dataset is often an estimate."""
-    given = 0
-    for given, batch in enumerate(batches, start=1):
-        if given > length:
-            raise InputError(argument, "a loader must not give more batches than its length", f"more than {length}")
-        yield batch
-    if not given:
-        raise InputError(argument, "a loader must give its batches each time it is read; give a list of batches instead", "none")
+def _first_dimension(batch: Batch) -> int:
+    first = next(iter(tensors(batch)), None)
+    return 0 if first is None or not first.dim() else len(first)
 
 
 def _from_list(held: list[Batch]) -> Batches:
@@ -200,16 +215,28 @@ def _from_list(held: list[Batch]) -> Batches:
 
 def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
     length = _length(dataset, argument)
-    if isinstance(dataset, Subset):
-        subset_indices(dataset, argument)
-    read_rows = row_reader(dataset, argument)
+    at_once = _at_once(dataset, argument)
+    read_rows = at_once or _one_by_one(dataset, argument)
 
     def read(seed: int | None) -> Iterator[Batch]:
         order = torch.arange(length) if seed is None else _order(length, seed)
-        return map(read_rows, order.split(batch_size))
+        return read_batches(read_rows, order.split(batch_size), argument)
 
-    at_once = _at_once(dataset, argument)
     return Batches(read, -(-length // batch_size), None if at_once is None else Rows(at_once, length, batch_size), dataset)
+
+
+def read_batches(read_rows: Callable[[Tensor], Batch], parts: Iterable[Tensor], argument: str) -> Iterator[Batch]:
+    """A batch for each of some parts of the rows, with a sample for each row."""
+    for rows in parts:
+        try:
+            batch = read_rows(rows)
+        except (StopIteration, RuntimeError, IndexError) as error:  # the first would end the data here, and nobody would know
+            raise_if_broken_off(error, argument)
+            raise
+        sizes = {len(tensor) for tensor in tensors(batch) if tensor.dim()}
+        if len(sizes) == 1 and sizes != {len(rows)}:
+            raise InputError(argument, f"a dataset must give as many samples as rows are asked for, {len(rows)}", sizes.pop())
+        yield batch
 
 
 def row_reader(dataset: Any, argument: str = "dataset") -> Callable[[Tensor], Batch]:
@@ -218,35 +245,29 @@ def row_reader(dataset: Any, argument: str = "dataset") -> Callable[[Tensor], Ba
     A dataset with a method `batch_of(rows)` is asked for the batch, a structure of tensors; columns of tensors are indexed; subsets and
     concatenations of these pass the rows on. Anything else is read one sample at a time.
     """
-    return _at_once(dataset, argument) or (lambda rows: _collated([dataset[int(row)] for row in rows], argument))
+    return _at_once(dataset, argument) or _one_by_one(dataset, argument)
+
+
+def _one_by_one(dataset: Any, argument: str) -> Callable[[Tensor], Batch]:
+    return lambda rows: _collated([dataset[int(row)] for row in rows], argument)
 
 
 def _at_once(dataset: Any, argument: str) -> Callable[[Tensor], Batch] | None:
     """A reader without a loop over samples, unless the dataset (or a subclass of torch's) has its own way to make a sample."""
     if callable(getattr(dataset, "batch_of", None)):
         return dataset.batch_of
-    if _makes_samples_as(TensorDataset, dataset):
+    if makes_samples_as(TensorDataset, dataset):
         return lambda rows: tuple(tensor[rows.to(tensor.device)] for tensor in dataset.tensors)
-    if _makes_samples_as(Subset, dataset) and (inner := _at_once(dataset.dataset, argument)) is not None:
-        held = OnDevice(subset_indices(dataset, argument))
+    if makes_samples_as(Subset, dataset) and (inner := _at_once(dataset.dataset, argument)) is not None:
+        held = OnDevice(subset_rows(dataset, argument))
         return lambda rows: inner(held.at(rows)[rows])
-    if _makes_samples_as(ConcatDataset, dataset):
+    if makes_samples_as(ConcatDataset, dataset):
         parts = [part for part in (_at_once(part, argument) for part in dataset.datasets) if part is not None]
         return _end_to_end(parts, dataset.cumulative_sizes, argument) if len(parts) == len(dataset.datasets) else None
     return None
 
 
-def subset_indices(subset: Subset[Any], argument: str) -> Tensor:
-    """The rows of a subset, all of them rows of its dataset."""
-    indices = torch.as_tensor(list(subset.indices), dtype=torch.int64)
-    if hasattr(subset.dataset, "__len__"):
-        length = len(subset.dataset)
-        if len(bad := indices[(indices < -length) | (indices >= length)]):
-            raise InputError(argument, f"a Subset's indices must be rows of its dataset of {length}", int(bad[0]))
-    return indices
-
-
-def _makes_samples_as(kind: Any, dataset: Any) -> bool:
+def makes_samples_as(kind: Any, dataset: Any) -> bool:
     return isinstance(dataset, kind) and type(dataset).__getitem__ is kind.__getitem__
 
 
@@ -298,7 +319,7 @@ def _chosen(second: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 def _collated(samples: list[Any], argument: str) -> Batch:
     try:
-        return torch.utils.data.default_collate(samples)
+        return default_collate(samples)
     except (TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(argument, f"samples must be tensors or numbers of one shape ({reason})", type(samples[0]).__name__) from error
@@ -307,8 +328,8 @@ def _collated(samples: list[Any], argument: str) -> Batch:
 def _length(data: Any, argument: str) -> int:
     try:
         return len(data)
-    except TypeError as error:
-        rule = "must have a length, and so must the dataset of a loader; give a list of batches instead"
+    except (TypeError, NotImplementedError, ValueError) as error:
+        rule = "must have a length; give a list of batches instead"
         raise InputError(argument, rule, type(data).__name__) from error
 
 

@@ -9,9 +9,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, SequentialSampler, Subset
 
-from expunge.batches import Batches, Data, batch_size, subset_indices, tensors
+from expunge.batches import Batches, batch_size, tensors
 from expunge.errors import DivergedError, InputError, ModelError, naming
 from expunge.objective import Batch, Objective, check_labels, cross_entropy, model_outputs
 
@@ -30,7 +29,7 @@ def screened(batches: Batches, argument: str, objective: Objective, logits: torc
                     check_labels(logits, objective.targets(batch))
             yield batch
 
-    return Batches(read, len(batches))
+    return batches.changed(read)
 
 
 def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
@@ -90,40 +89,6 @@ def check_finite(model: nn.Module, names: Iterable[str], when: str) -> None:
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
-
-
-def check_disjoint(forget: Data, remain: Data) -> None:
-    """No sample may be both to forget and to keep, as far as that can be seen."""
-    if forget is remain:
-        raise InputError("remain", "must not be the forget set", "the same object")
-    counted: dict[int, range] = {}
-    forgotten, kept = _numbers(forget, "forget", counted), _numbers(remain, "remain", counted)
-    shared = torch.unique(forgotten[torch.isin(forgotten, kept)])
-    if len(shared):
-        row = next(int(shared[0]) - numbers.start for numbers in counted.values() if int(shared[0]) in numbers)
-        raise InputError("remain", "must not hold samples of the forget set", f"{len(shared)} shared, the first at index {row}")
-
-
-def _numbers(data: Data, argument: str, counted: dict[int, range]) -> Tensor:
-    """A number for every sample, the same wherever it is held; none where it cannot be told what is held.
-
-    Loaders, subsets and concatenations are seen through; `counted` holds the numbers of each dataset under them. A view that alters its
-    samples is a dataset of its own: with another label or a trigger a sample is another one.
-    """
-    unknown = torch.empty(0, dtype=torch.int64)
-    if isinstance(data, DataLoader):
-        whole = type(data.batch_sampler) is BatchSampler and isinstance(data.sampler, (SequentialSampler, RandomSampler))
-        return _numbers(data.dataset, argument, counted) if whole else unknown  # another sampler may hold any part of the dataset
-    if isinstance(data, Subset):
-        under = _numbers(data.dataset, argument, counted)
-        return under[subset_indices(data, argument)] if len(under) else unknown
-    if isinstance(data, ConcatDataset):
-        return torch.cat([_numbers(part, argument, counted) for part in data.datasets])
-    if not hasattr(data, "__len__"):
-        return unknown
-    start = max((numbers.stop for numbers in counted.values()), default=0)
-    numbers = counted.setdefault(id(data), range(start, start + len(data)))
-    return torch.arange(numbers.start, numbers.stop)
 
 
 def _first_bad(tensor: Tensor, infinite: bool) -> float | None:

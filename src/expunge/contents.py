@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from expunge.artifacts import add_bytes
+from expunge.errors import InputError
+from expunge.indices import resolved, size_of, subset_rows
 
 CHUNK = 64 << 20  # bytes taken at once, for the memory's sake; the digest does not depend on it
 
@@ -22,18 +24,20 @@ def data_digest(data: Any) -> str | None:
     part, and nothing else that a dataset may hold does.
     """
     dataset = data.dataset if isinstance(data, DataLoader) else data
-    digest, size = hashlib.sha256(), _size(dataset)
-    return digest.hexdigest() if _add(digest, dataset, torch.arange(size)) else None
+    digest = hashlib.sha256()
+    try:
+        return digest.hexdigest() if _add(digest, dataset, torch.arange(size_of(dataset) or 0)) else None
+    except InputError:  # said when the data are read, not here
+        return None
 
 
 def _add(digest: hashlib._Hash, dataset: Any, rows: Tensor) -> bool:
-    """Add these rows of a dataset; False where it shows none. One that cannot have such rows says so when it is read, not here."""
-    size = _size(dataset)
+    """Add these rows of a dataset; False where it shows none."""
+    size = size_of(dataset) or 0
     if not len(rows) or int(rows.min()) < -size or int(rows.max()) >= size:
         return False
     if isinstance(dataset, Subset):
-        chosen = _numbers(dataset.indices)
-        return chosen is not None and _add(digest, dataset.dataset, chosen.long().cpu()[rows])
+        return _add(digest, dataset.dataset, subset_rows(dataset, "data")[rows])
     if isinstance(dataset, ConcatDataset):
         return _add_parts(digest, dataset, torch.where(rows < 0, rows + size, rows))
     columns = _columns(dataset, size)
@@ -46,7 +50,7 @@ def _add(digest: hashlib._Hash, dataset: Any, rows: Tensor) -> bool:
 
 
 def _add_parts(digest: hashlib._Hash, dataset: ConcatDataset[Any], rows: Tensor) -> bool:
-    ends = dataset.cumulative_sizes
+    ends = ConcatDataset.cumsum([resolved(part, "data") for part in dataset.datasets])
     parts = torch.bucketize(rows, torch.tensor(ends), right=True)
     add_bytes(digest, parts)  # how the rows of the parts follow each other
     held = zip(dataset.datasets, [0, *ends], strict=False)
@@ -72,15 +76,8 @@ def _has_bytes(tensor: Tensor) -> bool:
 
 
 def _numbers(given: Any) -> Tensor | None:
-    """Labels or rows as a tensor; None for others, such as names."""
+    """Labels as a tensor; None for others, such as names."""
     try:
         return given if isinstance(given, Tensor) else torch.tensor(given)
     except (TypeError, ValueError, RuntimeError):
         return None
-
-
-def _size(dataset: Any) -> int:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):  # a loader's dataset need not have a length
-        return 0

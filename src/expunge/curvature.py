@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from expunge.batches import Batches, batch_size, device_of, few, to_device
+from expunge.batches import Data, as_batches, batch_size, device_of, few, to_device
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.fisher.engine import undisturbed
 from expunge.modes import hooked
@@ -37,37 +37,39 @@ Parts = Sequence[Tensor]  # of a vector, in the order of its names
 ROOM = 10.0  # how far LiSSA may pass the bound of a positive curvature before it counts as diverged: a network's dips below zero
 
 
-def gradient(model: nn.Module, batches: Batches, objective: Objective = Objective(), progress: bool = False) -> tuple[Vector, int]:
+def gradient(model: nn.Module, batches: Data, objective: Objective = Objective(), progress: bool = False) -> tuple[Vector, int]:
     """The mean over samples of ∇ℓ_n for every parameter that requires a gradient, and the number of samples."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not names:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be changed")
-
+    data = as_batches(batches)
     with _ready(model, names) as parameters:
         mean = _Mean(model, parameters, lambda batch: _gradients(_loss(model, objective, batch), parameters), objective)
-        found = mean(track(batches, "gradient", total=len(batches), enabled=progress))
+        found = mean(track(iter(data), "gradient", total=data.known, enabled=progress))
     return dict(zip(names, found, strict=True)), mean.count
 
 
 def hessian_product(
-    model: nn.Module, batches: Batches, vector: Mapping[str, Tensor], objective: Objective = Objective(), progress: bool = False
+    model: nn.Module, batches: Data, vector: Mapping[str, Tensor], objective: Objective = Objective(), progress: bool = False
 ) -> Vector:
     """The mean Hessian of the loss times `vector`, over the parameters it names."""
     _check_vector("vector", model, vector)
+    data = as_batches(batches)
     with _ready(model, list(vector)) as parameters:
         mean = _Mean(model, parameters, partial(_hessian_times, model, objective, parameters, list(vector.values())), objective)
-        found = mean(track(batches, "Hessian product", total=len(batches), enabled=progress))
+        found = mean(track(iter(data), "Hessian product", total=data.known, enabled=progress))
     return dict(zip(vector, found, strict=True))
 
 
 def gauss_newton_product(
-    model: nn.Module, batches: Batches, vector: Mapping[str, Tensor], objective: Objective = Objective(), progress: bool = False
+    model: nn.Module, batches: Data, vector: Mapping[str, Tensor], objective: Objective = Objective(), progress: bool = False
 ) -> Vector:
     """The mean Gauss-Newton matrix times `vector`, over the parameters it names."""
     _check_vector("vector", model, vector)
+    data = as_batches(batches)
     with _ready(model, list(vector)) as parameters:
         mean = _Mean(model, parameters, partial(_gauss_newton_times, model, objective, parameters, list(vector.values())), objective)
-        found = mean(track(batches, "Gauss-Newton product", total=len(batches), enabled=progress))
+        found = mean(track(iter(data), "Gauss-Newton product", total=data.known, enabled=progress))
     return dict(zip(vector, found, strict=True))
 
 
@@ -88,9 +90,10 @@ class ConjugateGradients:
         check_amount("tolerance", self.tolerance)
 
     def __call__(
-        self, model: nn.Module, batches: Batches, target: Vector, objective: Objective = Objective(), progress: bool = False
+        self, model: nn.Module, batches: Data, target: Vector, objective: Objective = Objective(), progress: bool = False
     ) -> Vector:
         _check_vector("target", model, target)
+        data = as_batches(batches)
         residual, unit = _scaled(target)
         solution = [torch.zeros_like(part) for part in residual]
         direction = [part.clone() for part in residual]  # changed in place: a graph reads it
@@ -103,7 +106,7 @@ class ConjugateGradients:
             for iteration in iterations:
                 if size <= self.tolerance**2 * first < math.inf:
                     break
-                product = _plus(mean(batches), self.damping, direction)
+                product = _plus(mean(data), self.damping, direction)
                 along = _dot(direction, product)
                 if not math.isfinite(along):
                     raise DivergedError(f"conjugate gradients, iteration {iteration}: the gradient or the curvature is not finite")
@@ -138,10 +141,11 @@ class LiSSA:
         check_whole("seed", self.seed)
 
     def __call__(
-        self, model: nn.Module, batches: Batches, target: Vector, objective: Objective = Objective(), progress: bool = False
+        self, model: nn.Module, batches: Data, target: Vector, objective: Objective = Objective(), progress: bool = False
     ) -> Vector:
         _check_vector("target", model, target)
-        usual_size = sum(batch_size(batch) for batch in batches) / len(batches)
+        data = as_batches(batches)
+        usual_size = sum(batch_size(batch) for batch in data) / len(data)
         start, unit = _scaled(target)
         series = [part.clone() for part in start]  # changed in place, as all below: a graph reads and writes them
         bound = ROOM * _norm(start)
@@ -159,7 +163,7 @@ class LiSSA:
         with _ready(model, list(target)) as parameters, closing(track(range(self.passes), "LiSSA", enabled=progress)) as passes:
             step = _Step(model, partial(add_term, parameters), objective)
             for number in passes:
-                for batch in batches.shuffled(self.seed + number):
+                for batch in data.shuffled(self.seed + number):
                     step(batch)
                 if bad := int(first_bad):
                     raise DivergedError(

@@ -30,6 +30,10 @@ class DivergedError(ExpungeError, ArithmeticError):
     """A training or an iteration left the finite numbers; nothing was returned."""
 
 
+class UncheckedWarning(UserWarning):
+    """Something that must hold could not be looked at, and is left to the caller."""
+
+
 @contextmanager
 def naming(argument: str) -> Iterator[None]:
     """Within, an error about data is one about this argument: what reads batches does not know where they came from."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
-from expunge.checks import check_disjoint, check_finite, check_model, finite_tensors, screened
+from expunge.checks import check_finite, check_model, finite_tensors, screened
 from expunge.classes import check_classes
 from expunge.copies import copied
 from expunge.errors import InputError, ModelError, naming
@@ -20,6 +21,7 @@ from expunge.metrics import accuracy, unlearn_score
 from expunge.metrics.accuracy import check_targets
 from expunge.modes import in_mode, seeded
 from expunge.objective import Objective, check_form, check_labels, cross_entropy
+from expunge.overlap import check_disjoint
 from expunge.patches import Patch
 from expunge.settings import check_whole
 
@@ -76,8 +78,8 @@ def unlearn(
         raise InputError("objective", "must be an Objective, such as Objective(losses=...)", repr(objective))
     if watch is not None and not isinstance(watch, Mapping):
         raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)
-    if remain is not None:
-        check_disjoint(forget, remain)
+    if remain is not None and remain is forget:
+        raise InputError("remain", "must not be the forget set", "the same object")
     # The copy and whatever is made of it must be trainable, also where the caller is in inference mode.
     with torch.inference_mode(False), seeded(0, device_of(model)):
         forget = _kept(forget, "forget", batch_size)
@@ -88,6 +90,8 @@ def unlearn(
         changed = copied(model)
         changed.zero_grad(set_to_none=True)
         logits = _check_forget(changed, forget, objective, batch_size)
+        if remain is not None:
+            check_disjoint(forget, remain, objective, progress)
         for name, batches in kept.items():
             _check_watched(changed, batches, arguments[name], objective)
         finite = finite_tensors(changed)
@@ -132,9 +136,9 @@ class _History:
 
 
 def _kept(data: Data, argument: str, batch_size: int) -> Data:
-    """Data that can be read again: an iterator can be read only once, so its batches are kept."""
+    """Data that can be read again: an iterator can be read only once, so its batches are kept; and a length that is learned is too."""
     batches = as_batches(data, argument, batch_size)
-    return batches if isinstance(data, Iterator) else data
+    return batches if isinstance(data, Iterator) or (isinstance(data, DataLoader) and batches.known is None) else data
 
 
 def _check_forget(model: nn.Module, forget: Data, objective: Objective, batch_size: int) -> torch.Size:

@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from expunge import FisherMask, InputError, unlearn
 from expunge.batches import as_batches
-from expunge.checks import check_disjoint
+from expunge.overlap import check_disjoint
 from expunge.vision.digits import digits
 from expunge.vision.scenarios import Scenario, category, labels_of, limited, mislabelled, poisoned, subset
 from expunge.vision.views import Altered, Trigger
@@ -279,7 +279,9 @@ def test_shared_samples_are_seen_through_concatenations():
         check_disjoint(Subset(laid, [63, 70]), Subset(whole, [3, 4]))
     with pytest.raises(InputError, match="60 shared, the first at index 0"):
         check_disjoint(DataLoader(laid), whole)
-    check_disjoint(Subset(laid, [3, 70]), Subset(whole, [3, 4]))
+    with pytest.raises(InputError, match="1 shared, the first at index 3"):  # the other dataset is of the same tensors
+        check_disjoint(Subset(laid, [3, 70]), Subset(whole, [3, 4]))
+    check_disjoint(Subset(laid, [5, 70]), Subset(whole, [3, 4]))
 
 
 def test_a_sample_with_another_label_is_another_sample():
@@ -354,7 +356,13 @@ BAD = {
     "negative indices": (lambda: subset(whole, [3, -1]), r"indices: must be in \[0, 60\); found -1"),
     "no indices": (lambda: subset(whole, []), "indices: must be row numbers, one or more; found none"),
     "all indices": (lambda: subset(whole, range(60)), "dataset: something must be left to keep; found all 60"),
-    "a mask": (lambda: subset(whole, (labels == 0).tolist()), "indices: must be whole numbers; found torch.bool"),
+    "a short mask": (lambda: subset(whole, [True, False]), "indices: must be whole numbers, or a boolean mask of 60 entries.*mask of 2$"),
+    "an empty mask": (lambda: subset(whole, labels > 9), "indices: must be row numbers, one or more; found none"),
+    "a mask of numbers": (lambda: subset(whole, (labels == 0).int()), "indices: .*make the mask boolean; found 0 or 1 for each of the 60"),
+    "a mask and rows": (lambda: subset(whole, [True, 3]), "indices: must be whole numbers, or a boolean mask; found both in one list"),
+    "a truth value as count": (lambda: limited(category(whole, 0), count=True), "count: .*found True"),
+    "a truth value as n": (lambda: poisoned(whole, True, 2), "n: must be a whole number"),
+    "real labels one by one": (lambda: category([(images[n], 0.5 * n) for n in range(4)], 0), "dataset: must hold one whole number as lab"),
     "half indices": (lambda: subset(whole, [0.5]), "indices: must be whole numbers"),
     "neither": (lambda: subset(whole), "indices: give either indices or a fraction; found neither"),
     "both": (lambda: subset(whole, [1], fraction=0.5), "indices: give either indices or a fraction; found both"),

@@ -69,7 +69,7 @@ def diagonal(
         else:
             adder = _Samplewise(model, wanted, objective, kind, draws, seed)
         device = device_of(model)
-        for batch in track(data, f"Fisher ({kind})", total=len(data), enabled=progress):
+        for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=progress):
             check_batch(batch, "batches", objective)
             held = to_device(batch, device)
             if kind != "empirical" and adder.count == 0:

@@ -23,7 +23,7 @@ ONE_FORM = "batches of forget and remain data must have one form and shape, to b
 
 def tagged(batches: Batches, tags: Callable[[Batch], Tensor]) -> Batches:
     """(batch, tag) for each batch, with one tag a sample: a label to learn, or a teacher."""
-    return Batches(lambda seed: ((batch, tags(batch)) for batch in batches.read(seed)), len(batches))
+    return batches.changed(lambda seed: ((batch, tags(batch)) for batch in batches.read(seed)))
 
 
 def mixed(few: Batches, many: Batches) -> Batches:
@@ -31,7 +31,7 @@ def mixed(few: Batches, many: Batches) -> Batches:
 
     The few are read once, here, and kept in memory.
     """
-    whole = joined(list(few), "forget", ONE_FORM)
+    whole = joined([*iter(few)], "forget", ONE_FORM)
     samples, steps = batch_size(whole), len(many)
 
     def read(seed: int | None) -> Iterator[Batch]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from expunge.batches import Batches, Data, as_batches, row_reader
+from expunge.batches import Batches, Data, as_batches, read_batches, row_reader
 from expunge.errors import InputError, ModelError
+from expunge.indices import resolved
 from expunge.metrics.predictions import logits, mean_loss
 from expunge.objective import Batch, Objective
 from expunge.settings import check_amount, check_whole
@@ -112,10 +113,11 @@ def _draws(data: Data, count: int, batch_size: int) -> Batches:
     held = as_batches(data, "data", 1)
     if isinstance(data, (list, tuple)) and next(iter(held)) is data[0]:  # taken as a batch, not as a sample to make batches of
         raise InputError("data", "draws need a dataset of single samples", f"a {type(data).__name__} of batches")
-    size, read_rows = len(data), row_reader(data, "data")
+    dataset = resolved(data, "data")
+    size, read_rows = len(dataset), row_reader(dataset, "data")
 
     def read(seed: int | None) -> Iterator[Batch]:
         rows = torch.randint(size, (count,), generator=torch.Generator().manual_seed(seed or 0))
-        return map(read_rows, rows.split(batch_size))
+        return read_batches(read_rows, rows.split(batch_size), "data")
 
     return Batches(read, -(-count // batch_size))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
 from typing import Any
 
 import torch
@@ -10,14 +10,21 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from expunge.errors import InputError
+from expunge.indices import resolved, rows_of, subset_rows
+
+
+def readable(dataset: Any, argument: str = "dataset") -> Any:
+    """The dataset with masks in its subsets as rows; samples to read, and at least one."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise InputError(argument, "must have a length and items", type(dataset).__name__)
+    rows = resolved(dataset, argument)
+    if len(rows) == 0:
+        raise InputError(argument, "must not be empty")
+    return rows
 
 
 def length(dataset: Any) -> int:
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise InputError("dataset", "must have a length and items", type(dataset).__name__)
-    if len(dataset) == 0:
-        raise InputError("dataset", "must not be empty")
-    return len(dataset)
+    return len(readable(dataset))
 
 
 def labels_of(dataset: Any) -> Tensor:
@@ -29,11 +36,12 @@ def labels_of(dataset: Any) -> Tensor:
 
 
 def _labels(dataset: Any) -> Any:
-    size, makes_sample = length(dataset), type(dataset).__getitem__
+    dataset = readable(dataset)
+    size, makes_sample = len(dataset), type(dataset).__getitem__
     if isinstance(dataset, TensorDataset) and makes_sample is TensorDataset.__getitem__:
         return dataset.tensors[-1]
     if isinstance(dataset, Subset) and makes_sample is Subset.__getitem__:
-        return labels_of(dataset.dataset)[torch.as_tensor(list(dataset.indices), dtype=torch.int64)]
+        return labels_of(dataset.dataset)[subset_rows(dataset, "dataset")]
     if isinstance(dataset, ConcatDataset) and makes_sample is ConcatDataset.__getitem__:
         return torch.cat([labels_of(part) for part in dataset.datasets])
     targets = getattr(dataset, "targets", None)  # where torchvision's datasets and our views keep their labels
@@ -45,7 +53,10 @@ def _labels(dataset: Any) -> Any:
 def label_of(sample: Any) -> int:
     if not isinstance(sample, (tuple, list)) or len(sample) < 2:
         raise InputError("dataset", "samples must be (image, label)", type(sample).__name__)
-    return int(sample[-1])
+    try:
+        return operator.index(sample[-1])
+    except TypeError as error:
+        raise InputError("dataset", "must hold one whole number as label a sample", repr(sample[-1])[:80]) from error
 
 
 def split(dataset: Dataset[Any], rows: Tensor) -> tuple[Subset[Any], Subset[Any]]:
@@ -77,16 +88,11 @@ def share(fraction: float, size: int) -> int:
     return count
 
 
-def checked(indices: Sequence[int], size: int) -> Tensor:
-    """Row numbers, each of them once."""
-    rows = torch.as_tensor(list(indices))
-    if rows.dim() != 1 or len(rows) == 0:
-        raise InputError("indices", "must be row numbers, one or more", "none" if rows.numel() == 0 else f"shape {tuple(rows.shape)}")
-    if rows.is_floating_point() or rows.dtype == torch.bool:
-        raise InputError("indices", "must be whole numbers", rows.dtype)
-    outside = rows[(rows < 0) | (rows >= size)]
-    if len(outside):
-        raise InputError("indices", f"must be in [0, {size})", int(outside[0]))
+def checked(indices: Any, size: int) -> Tensor:
+    """Row numbers, each of them once, or those of a mask."""
+    rows = rows_of(indices, size, "indices", from_end=False)
+    if len(rows) == 0:
+        raise InputError("indices", "must be row numbers, one or more", "none")
     values, counts = torch.unique(rows, return_counts=True)
     if (counts > 1).any():
         raise InputError("indices", "must not name a sample twice", int(values[counts > 1][0]))

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from expunge.errors import InputError
-from expunge.vision.rows import checked, drawn, label_of, labels_of, length, share, split
+from expunge.settings import is_whole
+from expunge.vision.rows import checked, drawn, label_of, labels_of, length, readable, share, split
 from expunge.vision.views import Altered, Corner, Trigger
 
 Images = Dataset[Any]  # of (image, label), with a length and items
@@ -50,6 +51,7 @@ def category(dataset: Images, label: int | Iterable[int], test: Images | None = 
 
     Test and validation data are split alike: "forget" is the class, "remain" the others.
     """
+    dataset, test, validation = _readable(dataset, test, validation)
     labels = _whole(label, "label")
     forget, remain = _by_label(dataset, labels, "dataset")
     parts = {}
@@ -93,6 +95,7 @@ def poisoned(
     zero is that of normalised images where they are (`value`: black is −mean/deviation of each channel); samples of the target class are
     no `sources`, else forget accuracy could not become zero.
     """
+    dataset, test, validation = _readable(dataset, test, validation)
     held = _plain(value)
     stamp = Trigger(trigger, corner, tuple(map(_plain, held)) if isinstance(held, Sequence) else held, margin)
     if how not in ("add", "replace"):
@@ -104,7 +107,7 @@ def poisoned(
         raise InputError("sources", "must be labels, one or several in a sequence", sources)
     allowed = labels != target if sources is None else torch.isin(labels, torch.tensor(_whole(sources, "sources")))
     available = torch.nonzero(allowed).flatten()
-    if not isinstance(n, int) or not 1 <= n <= len(available):
+    if not is_whole(n) or not 1 <= n <= len(available):
         raise InputError("n", f"must be a whole number between 1 and the {len(available)} samples of the source classes", n)
     rows = drawn(available, n, _generator(seed))
     clean = dataset if how == "add" else split(dataset, rows)[1]
@@ -138,6 +141,7 @@ def mislabelled(
     Departures: the text shuffles labels, the released program draws any label, so about one in K keeps its own (`keep_own=True`; it is
     among the samples to forget all the same). By default every label is wrong, each of the others with the same chance.
     """
+    dataset, test, validation = _readable(dataset, test, validation)
     labels = labels_of(dataset)
     label_of(dataset[0])
     generator = _generator(seed)
@@ -157,14 +161,18 @@ def mislabelled(
 
 def subset(
     dataset: Images,
-    indices: Sequence[int] | None = None,
+    indices: Sequence[int] | Sequence[bool] | Tensor | None = None,
     *,
     fraction: float | None = None,
     test: Images | None = None,
     validation: Images | None = None,
     seed: int = 0,
 ) -> Scenario:
-    """Forget the samples at `indices`, or a `fraction` drawn at random. "remain" is the test set, "forget" the samples themselves."""
+    """Forget the samples at `indices`, row numbers or a boolean mask, or a `fraction` drawn at random.
+
+    "remain" is the test set, "forget" the samples themselves.
+    """
+    dataset, test, validation = _readable(dataset, test, validation)
     size = length(dataset)
     if indices is not None and fraction is None:
         rows = checked(indices, size)
@@ -189,11 +197,17 @@ def limited(scenario: Scenario, *, fraction: float | None = None, count: int | N
         count = share(fraction, length(scenario.train))
     elif count is None or fraction is not None:
         raise InputError("count", "give either a count or a fraction", "neither" if count is None else "both")
-    if not isinstance(count, int) or not 0 <= count <= len(scenario.remain):
+    if not is_whole(count) or not 0 <= count <= len(scenario.remain):
         raise InputError("count", f"must be a whole number between 0 and the {len(scenario.remain)} remain samples", count)
     rows = drawn(torch.arange(len(scenario.remain)), count, _generator(seed)).tolist()
     remain = Subset(scenario.remain, rows) if rows else None
     return replace(scenario, name=f"{scenario.name}, {count or 'no'} remain samples", remain=remain)
+
+
+def _readable(dataset: Images, test: Images | None, validation: Images | None) -> tuple[Any, Any, Any]:
+    """Datasets whose masks are rows, so that all who read them understand them."""
+    others = (None if data is None else readable(data, argument) for data, argument in ((test, "test"), (validation, "validation")))
+    return readable(dataset), *others
 
 
 def _generator(seed: int) -> torch.Generator:

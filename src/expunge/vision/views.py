@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from expunge.batches import OnDevice, row_reader
 from expunge.errors import InputError
+from expunge.indices import resolved
 from expunge.settings import is_whole
 
 Corner = Literal["lower right", "lower left", "upper right", "upper left"]
@@ -76,6 +77,7 @@ class Altered(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any, targets: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> None:
+        dataset = resolved(dataset, "dataset")
         if len(targets) != len(dataset):
             raise InputError("targets", f"must be one label for each of the {len(dataset)} samples", len(targets))
         self.dataset, self.targets, self.change = dataset, targets, change
@@ -92,6 +94,11 @@ class Altered(Dataset[Any]):
     def batch_of(self, rows: Tensor) -> tuple[Tensor, ...]:
         image, *between, label = self._read(rows)
         return (image if self.change is None else self.change(image), *between, self._labels.at(rows)[rows].to(label))
+
+    @property
+    def alters_samples(self) -> bool:
+        """Whether its samples are others than those it is made of: a changed image is, whatever its label (`overlap`)."""
+        return self.change is not None
 
     @cached_property
     def _read(self) -> Callable[[Tensor], Any]:
