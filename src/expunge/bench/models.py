@@ -18,8 +18,8 @@ from torch import nn
 from expunge.artifacts import load_tensors, weights_digest, write_bytes, write_json
 from expunge.bench.cells import LIMITS, Cell, digest_of
 from expunge.bench.construction import parts, recipe_of, scenario_of
-from expunge.bench.locks import held
 from expunge.errors import ExpungeError, InputError
+from expunge.locks import held
 from expunge.tuning import Precision
 from expunge.vision.training import KIND, Job, load_network, train_networks
 

@@ -25,12 +25,12 @@ import torch
 
 from expunge.artifacts import write_json
 from expunge.bench.cells import Cell, digest_of
-from expunge.bench.locks import held
 from expunge.bench.measuring import is_result, perform, reason, surroundings
 from expunge.bench.models import Spec, Store, original, retrained
 from expunge.bench.results import Result, path_of, read
 from expunge.endings import ended
 from expunge.errors import ExpungeError, InputError
+from expunge.locks import held
 from expunge.modes import device_named, one_thread
 
 WAIT = 0.2  # seconds before looking again whether another runner is done
