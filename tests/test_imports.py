@@ -19,6 +19,7 @@ LAYERS = [
     {"demo", "comparison", "bench"},
     {"demo_report", "comparison_report", "training_report", "report"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
