@@ -152,17 +152,22 @@ def _main(given: list[str]) -> int:
     if given == ["--version"]:
         print(f"expunge {__version__}")
         return 0
+    with uninterrupted():
+        command = _parsed(given)
+    return run(command) or 0
+
+
+def _parsed(given: list[str]) -> Demo | Compare | Train | Bench | Report | Data:
     import tyro
 
     # Said here, since tyro is not imported above.
     report_command.__annotations__["out"] = Annotated[str, tyro.conf.arg(aliases=("-o",))]
-    command = tyro.extras.subcommand_cli_from_dict(
+    return tyro.extras.subcommand_cli_from_dict(
         {"demo": Demo, "compare": Compare, "train": Train, "bench": bench_command, "report": report_command, "data": data_command},
         prog="expunge",
         description="Take data out of a trained network. `expunge --version` tells the version.",
         args=given,
     )
-    return run(command) or 0
 
 
 def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:

@@ -27,6 +27,7 @@ def ended(command: Callable[[], int | None], name: str = "expunge") -> int:
         sys.stdout.flush()  # here it can be told that it fails, not at the interpreter's end
         return code
     except KeyboardInterrupt:
+        exec("")  # where one has passed through an `exec`, as of a dataclass, CPython would end by the signal, unless another goes well
         return _said(f"{name}: stopped", STOPPED)
     except ExpungeError as error:
         return _said(f"{name}: {error}", REFUSED)
