@@ -10,12 +10,12 @@ SMALL = 200_000  # bytes; a ResNet8 has more
 
 
 @contextmanager
-def small_disk(folder):
+def small_disk(folder, size=SMALL):
     """A folder of its own, on a disk that holds next to nothing."""
     disk = folder / "disk"
     disk.mkdir()
     try:
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(disk)], capture_output=True).returncode == 0
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(disk)], capture_output=True).returncode == 0
     except FileNotFoundError:
         mounted = False
     if not mounted:
@@ -27,10 +27,10 @@ def small_disk(folder):
 
 
 @contextmanager
-def small_files(folder):
+def small_files(folder, size=SMALL):
     """A folder; meanwhile no file of this process may become large."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield folder
     finally:
