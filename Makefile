@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 TRITON := .venv/.triton
 
-.PHONY: demo test test-data lint bench clean
+.PHONY: demo test test-data kills lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/expunge demo
@@ -16,6 +16,11 @@ test: $(INSTALLED) $(TRITON)
 test-data: $(INSTALLED)
 	@test -n "$(EXPUNGE_DATA)" || { echo "make test-data needs the folder of the datasets: EXPUNGE_DATA=folder make test-data"; exit 2; }
 	EXPUNGE_DATA="$(EXPUNGE_DATA)" $(BIN)/python -m pytest tests/data
+
+# Every command is killed again and again, and must end with what an undisturbed run leaves; about a quarter of an hour.
+KILLS ?= 100
+kills: $(INSTALLED)
+	$(BIN)/python -m tests.kills.run --kills $(KILLS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
