@@ -4,7 +4,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 TRITON := .venv/.triton
 
-.PHONY: demo test test-data fuzz lint bench clean
+.PHONY: demo test test-data fuzz kills lint bench clean
 
 demo: $(INSTALLED)
 	$(BIN)/expunge demo
@@ -20,6 +20,11 @@ test-data: $(INSTALLED)
 # Ten thousand damaged and forged files, a few minutes; those that end as none should are kept in fuzz-failures/.
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
+
+# Every command is killed again and again, and must end with what an undisturbed run leaves; about a quarter of an hour.
+KILLS ?= 100
+kills: $(INSTALLED)
+	$(BIN)/python -m tests.kills.run --kills $(KILLS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from expunge import cli, training_report
-from expunge.bench.locks import held
+from expunge.locks import held
 from expunge.vision import recipes, training
 from tests.test_cli import CALL
 

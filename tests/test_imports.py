@@ -11,7 +11,7 @@ SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
     {"errors", "objective", "classes", "artifacts", "outputs", "batches", "contents", "progress", "modes", "schedules", "replays"}
-    | {"checkpoints", "lone", "copies", "settings", "endings", "documents", "optimizer_states"}
+    | {"checkpoints", "lone", "copies", "settings", "endings", "documents", "optimizer_states", "locks", "folders"}
     | {"indices", "samplers", "promises", "fingerprints"},
     {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"}
     | {"overlap", "records", "stored"},
@@ -21,6 +21,7 @@ LAYERS = [
     {"demo", "comparison", "bench"},
     {"demo_report", "comparison_report", "training_report", "report"},
     {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

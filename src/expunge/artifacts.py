@@ -6,15 +6,19 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
 
 from expunge.documents import excerpt
 from expunge.errors import InputError
+from expunge.locks import is_at, lock
+
+UNFINISHED = ".expunge-unfinished-"  # begins the name of a file that is being written
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -30,23 +34,51 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
 
     A link stays, the file it leads to is written. A device, a pipe or a folder is refused: to replace it would destroy it.
     """
+    return _write(path, [content])
+
+
+def _write(path: str | os.PathLike[str], pieces: Iterable[bytes | memoryview]) -> Path:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise InputError("path", "must be a plain file, or a new one", os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")  # not mkstemp's, which only its owner may read
+    _remove_unfinished(target.parent)
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
+        with _unfinished(target.parent) as file:
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:  # which names the temporary file, or none
-            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-        raise
+            os.replace(file.name, target)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # instead of the temporary file, or of none
     return Path(path)
+
+
+@contextmanager
+def _unfinished(folder: Path) -> Iterator[IO[bytes]]:
+    """A new file in the folder, locked so that others see that its writer lives; removed unless it was renamed within."""
+    while True:
+        name = folder / f"{UNFINISHED}{secrets.token_hex(8)}"  # not mkstemp's, which only its owner may read
+        with name.open("xb") as file:
+            with suppress(OSError):  # a file system without locks, where nobody takes the file for a dead writer's
+                if not lock(file) or not is_at(file, name):
+                    continue  # taken for a dead writer's before it was locked
+            try:
+                yield file
+            finally:
+                name.unlink(missing_ok=True)
+            return
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what writers that were killed left in a folder; those that live hold a lock."""
+    for entry in os.scandir(folder):
+        if entry.name.startswith(UNFINISHED) and entry.is_file(follow_symlinks=False):
+            with suppress(OSError), open(entry.path, "r+b") as file:
+                if lock(file):
+                    os.unlink(entry.path)
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> Path:
@@ -54,11 +86,24 @@ def write_json(path: str | os.PathLike[str], content: Any) -> Path:
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Path:
-    """A safetensors file; metadata are strings, and a digest of it all goes with them."""
+    """A safetensors file; metadata are strings, and a digest of it all goes with them. The same content gives the same bytes."""
     from safetensors.torch import save
 
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return write_bytes(path, save(held, metadata=dict(metadata) | {"content": content_digest(held, metadata)}))
+    return _write(path, _in_order(save(held, metadata=dict(metadata) | {"content": content_digest(held, metadata)})))
+
+
+def _in_order(content: bytes) -> tuple[bytes, memoryview]:
+    """The header and the rest of a safetensors file, metadata by name: safetensors writes them in an order that changes from call to call.
+
+    8 bytes of length, a header in JSON that is filled up to a multiple of 8 with blanks, the tensors.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    metadata = {"__metadata__": dict(sorted(header.pop("__metadata__").items()))}
+    text = json.dumps(metadata | header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, memoryview(content)[end:]
 
 
 def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from expunge import __version__
 from expunge.bench.command import Bench, bench_command, run_bench
-from expunge.endings import ended
+from expunge.endings import ended, uninterrupted
 from expunge.errors import InputError
 from expunge.outputs import check_file, check_folder
 
@@ -151,17 +152,22 @@ def _main(given: list[str]) -> int:
     if given == ["--version"]:
         print(f"expunge {__version__}")
         return 0
+    with uninterrupted():
+        command = _parsed(given)
+    return run(command) or 0
+
+
+def _parsed(given: list[str]) -> Demo | Compare | Train | Bench | Report | Data:
     import tyro
 
     # Said here, since tyro is not imported above.
     report_command.__annotations__["out"] = Annotated[str, tyro.conf.arg(aliases=("-o",))]
-    command = tyro.extras.subcommand_cli_from_dict(
+    return tyro.extras.subcommand_cli_from_dict(
         {"demo": Demo, "compare": Compare, "train": Train, "bench": bench_command, "report": report_command, "data": data_command},
         prog="expunge",
         description="Take data out of a trained network. `expunge --version` tells the version.",
         args=given,
     )
-    return run(command) or 0
 
 
 def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
@@ -184,15 +190,17 @@ def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
 
 
 def run_report(options: Report) -> None:
-    from expunge import report
+    with uninterrupted():
+        from expunge import report
 
     check_file("out", options.out)
     print(report.write(options.results, options.out))
 
 
 def run_data(options: Data) -> None:
-    from expunge.vision.datasets import data_folder
-    from expunge.vision.downloads import get
+    with uninterrupted():
+        from expunge.vision.datasets import data_folder
+        from expunge.vision.downloads import get
 
     check_folder("data", data_folder() if options.folder is None else options.folder)
     for path in get(options.name, options.folder, progress=True):
@@ -200,7 +208,8 @@ def run_data(options: Data) -> None:
 
 
 def run_bench_report(options: Bench) -> None:
-    from expunge import report
+    with uninterrupted():
+        from expunge import report
 
     page = f"{options.out}/{options.profile}.html"
     check_file("out", page)
@@ -208,11 +217,13 @@ def run_bench_report(options: Bench) -> None:
 
 
 def run_demo(options: Demo) -> None:
-    from expunge import demo, demo_report
-    from expunge.metrics import accuracy
-    from expunge.modes import check_seeds, one_thread
-    from expunge.vision.digits import digits
-    from expunge.vision.scenarios import category
+    with uninterrupted():
+        from expunge import demo, demo_report
+        from expunge.folders import reserved
+        from expunge.metrics import accuracy
+        from expunge.modes import check_seeds, one_thread
+        from expunge.vision.digits import digits
+        from expunge.vision.scenarios import category
 
     def say(line: str) -> None:
         if not options.quiet:
@@ -224,25 +235,29 @@ def run_demo(options: Demo) -> None:
     data = digits(options.seed)
     test = category(data.test, options.label)
     rows = []
-    with one_thread():
-        say("a network that knows all ten digits")
-        model = demo.trained(data.train, options.epochs, options.seed, progress=not options.quiet)
-        before = demo.Accuracies(accuracy(model, test.remain), accuracy(model, test.forget))
-        say(f"forgetting {options.label}")
-        for row in demo.rows(model, data, options.label, options.epochs, options.tuning_epochs, options.seed, progress=not options.quiet):
-            say(f"{row.name}: remain {100 * row.tuned.remain:.1f} %, forget {100 * row.tuned.forget:.1f} %")
-            rows.append(row)
-    saved = demo_report.save(options.out, asdict(options), before, model, rows)
-    print(demo_report.table(before, rows))
-    print(demo_report.notes(rows))
-    print(f"Models, result and picture: {saved.parent}/")
+    with reserved("out", options.out, "demo") as place:
+        with one_thread():
+            say("a network that knows all ten digits")
+            model = demo.trained(data.train, options.epochs, options.seed, progress=not options.quiet)
+            before = demo.Accuracies(accuracy(model, test.remain), accuracy(model, test.forget))
+            say(f"forgetting {options.label}")
+            for row in demo.rows(model, data, options.label, options.epochs, options.tuning_epochs, options.seed, not options.quiet):
+                say(f"{row.name}: remain {100 * row.tuned.remain:.1f} %, forget {100 * row.tuned.forget:.1f} %")
+                rows.append(row)
+        saved = _shown_and_saved(
+            [lambda: demo_report.table(before, rows), lambda: demo_report.notes(rows)],
+            lambda: place.save(lambda folder: demo_report.save(folder, asdict(options), before, model, rows)),
+        )
+        print(f"Models, result and picture: {saved}/")
 
 
 def run_compare(options: Compare) -> None:
-    from expunge import comparison, comparison_report, demo
-    from expunge.modes import check_seeds, one_thread
-    from expunge.progress import track
-    from expunge.vision.digits import digits
+    with uninterrupted():
+        from expunge import comparison, comparison_report, demo
+        from expunge.folders import reserved
+        from expunge.modes import check_seeds, one_thread
+        from expunge.progress import track
+        from expunge.vision.digits import digits
 
     told = asdict(options)
     check_folder("out", options.out)
@@ -254,28 +269,48 @@ def run_compare(options: Compare) -> None:
     shown = not options.quiet
     found: list[comparison.Row | comparison.Refused] = []
     finished = False
+
+    def table() -> str:
+        return comparison_report.table(found, terminal=sys.stdout.isatty())
+
+    def notes() -> str:
+        return comparison_report.notes(scenario, found)
+
+    def save(folder: Path) -> None:
+        comparison_report.save(folder, told, scenario, found, finished, options.models)
+
+    with reserved("out", options.out, "compare") as place:
+        try:
+            with one_thread():
+                model = demo.trained(scenario.train, options.epochs, options.seed, progress=shown)
+                rows = comparison.rows(model, scenario, names, options.epochs, options.tuning_epochs, options.seed)
+                for row in track(rows, scenario.name, 2 + len({*names} - {comparison.REFERENCE}), enabled=shown):
+                    found.append(row)
+            finished = True
+        finally:  # a comparison that was stopped tells what it has found so far
+            if found:
+                saved = _shown_and_saved([table, notes], lambda: place.save(save, stopped=not finished))
+                print(f"Result and picture: {saved}/" + ("" if finished else " (stopped: what was done so far)"))
+
+
+def _shown_and_saved(texts: Sequence[Callable[[], str]], save: Callable[[], Path]) -> Path:
+    """Print what was found, then save it: a disk may be full, and then it has been shown. Saved also where nobody reads it."""
     try:
-        with one_thread():
-            model = demo.trained(scenario.train, options.epochs, options.seed, progress=shown)
-            rows = comparison.rows(model, scenario, names, options.epochs, options.tuning_epochs, options.seed)
-            for row in track(rows, scenario.name, 2 + len({*names} - {comparison.REFERENCE}), enabled=shown):
-                found.append(row)
-        finished = True
-    finally:  # a comparison that was stopped tells what it has found so far
-        if found:
-            # Saved first: nobody may be reading what is printed.
-            folder = comparison_report.save(options.out, told, scenario, found, finished, options.models)
-            print(comparison_report.table(found, terminal=sys.stdout.isatty()))
-            print(comparison_report.notes(scenario, found))
-            print(f"Result and picture: {folder}/" + ("" if finished else " (stopped: what was done so far)"))
+        for text in texts:
+            print(text())
+        sys.stdout.flush()
+    finally:
+        saved = save()
+    return saved
 
 
 def run_train(options: Train) -> None:
-    from expunge import training_report
-    from expunge.bench.locks import held_alone
-    from expunge.modes import check_seeds, device_named
-    from expunge.vision import datasets, recipes
-    from expunge.vision.training import plan, train_networks
+    with uninterrupted():
+        from expunge import training_report
+        from expunge.locks import held_alone
+        from expunge.modes import check_seeds, device_named
+        from expunge.vision import datasets, recipes
+        from expunge.vision.training import Trained, plan, train_networks
 
     check_folder("out", options.out)
     seeds = [options.seed] if options.seeds is None else _numbers("seeds", options.seeds)
@@ -292,9 +327,21 @@ def run_train(options: Train) -> None:
         note = recipes.NOTES.get(options.dataset)
         told = training_report.told(recipe) + (f" ({note})" if note else "")
         print(f"{options.network} on {options.dataset}: {told}", file=sys.stderr, flush=True)
+    latest: dict[str, Trained] = {}
+
+    def tell(networks: Sequence[Trained]) -> None:
+        for network in networks:
+            print(f"{network.job.name}: {training_report.line(network.curve[-1])}, weights {network.digest}")
+
     try:
         names, shown = [job.name for job in jobs], training_report.shown(recipe.epochs, not options.quiet)
         with held_alone("out", options.out, names), shown as show:
+
+            def noted(trained: Trained) -> None:
+                latest[trained.job.name] = trained
+                if show is not None:
+                    show(trained)
+
             trained = train_networks(
                 options.network,
                 images.classes,
@@ -307,13 +354,15 @@ def run_train(options: Train) -> None:
                 watch=watch,
                 out=options.out,
                 about={"dataset": options.dataset, "without": options.without, "device": str(device)},
-                noted=show,
+                noted=noted,
             )
     except KeyboardInterrupt:
         print(f"The state after the last whole epoch is in {options.out}/; the same command goes on from there.", file=sys.stderr)
         raise
-    for each in trained:
-        print(f"{each.job.name}: {training_report.line(each.curve[-1])}, weights {each.digest}")
+    except OSError:  # such as a full disk at the very end: what was found is told
+        tell([trained for trained in latest.values() if trained.curve[-1].epoch == recipe.epochs])
+        raise
+    tell(trained)
     print(f"Weights, curves and settings: {options.out}/")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from expunge import __version__, artifacts
 from expunge.comparison import CHOSEN, REFERENCE, RELEARNING, Refused, Row
 from expunge.demo import Accuracies
+from expunge.folders import RESULT, signature
 from expunge.vision.digits import CLASSES
 from expunge.vision.scenarios import Scenario
 from expunge.vision.training import save_network
@@ -95,21 +95,20 @@ def notes(scenario: Scenario, found: Sequence[Row | Refused]) -> str:
 
 
 def save(
-    out: str | os.PathLike[str],
+    folder: Path,
     settings: dict[str, Any],
     scenario: Scenario,
     found: Sequence[Row | Refused],
     finished: bool,
     models: bool = False,
 ) -> Path:
-    """result.json and tradeoff.png in the folder `out`, and with `models` one safetensors file a network; the folder.
-
-    What was not `finished` goes to the folder stopped in it: it must not take the place of a whole result.
-    """
-    folder, rows = Path(out) if finished else Path(out) / "stopped", in_order(found)
-    for row in rows if models else ():
-        save_network(folder / f"{row.name}.safetensors", row.model, "resnet8", CLASSES, channels=1)
+    """tradeoff.png, with `models` one safetensors file per network, and last result.json, in a new folder; the folder."""
+    rows = in_order(found)
+    networks = {f"{row.name}.safetensors": row.model for row in rows} if models else {}
+    for name, model in networks.items():
+        save_network(folder / name, model, "resnet8", CLASSES, channels=1)
     result = {
+        **signature("compare", ["tradeoff.png", *networks]),
         "settings": settings,
         "finished": finished,
         "scenario": {
@@ -123,8 +122,8 @@ def save(
         "rows": [_record(row) for row in rows],
         "refused": {each.name: each.reason for each in found if isinstance(each, Refused)},
     }
-    artifacts.write_json(folder / "result.json", result)
     artifacts.write_bytes(folder / "tradeoff.png", picture(scenario, rows))
+    artifacts.write_json(folder / RESULT, result)
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 
 from expunge import __version__, artifacts
 from expunge.demo import REFERENCE, TEXT, Accuracies, Row
+from expunge.folders import RESULT, signature
 from expunge.vision.digits import CLASSES
 from expunge.vision.training import save_network
 
@@ -53,12 +53,13 @@ def notes(rows: Sequence[Row]) -> str:
     return "\n".join(said)
 
 
-def save(out: str | os.PathLike[str], settings: dict[str, Any], before: Accuracies, model: nn.Module, rows: Sequence[Row]) -> Path:
-    """result.json, tradeoff.png and one safetensors file a model, in the folder `out`."""
-    folder = Path(out)
-    for name, each in [("before", model), *((row.name, row.model) for row in rows)]:
-        save_network(folder / f"{_file_name(name)}.safetensors", each, "resnet8", CLASSES, channels=1)
+def save(folder: Path, settings: dict[str, Any], before: Accuracies, model: nn.Module, rows: Sequence[Row]) -> Path:
+    """tradeoff.png, one safetensors file per model, and last result.json, in a new folder."""
+    models = {f"{_file_name(name)}.safetensors": saved for name, saved in [("before", model), *((row.name, row.model) for row in rows)]}
+    for name, saved in models.items():
+        save_network(folder / name, saved, "resnet8", CLASSES, channels=1)
     result = {
+        **signature("demo", ["tradeoff.png", *models]),
         "settings": settings,
         "versions": {"expunge": __version__, "torch": torch.__version__},
         "before": _record(before),
@@ -75,7 +76,7 @@ def save(out: str | os.PathLike[str], settings: dict[str, Any], before: Accuraci
         ],
     }
     artifacts.write_bytes(folder / "tradeoff.png", picture(before, rows))
-    return artifacts.write_json(folder / "result.json", result)
+    return artifacts.write_json(folder / RESULT, result)
 
 
 def picture(before: Accuracies, rows: Sequence[Row]) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from expunge.errors import ExpungeError
 
@@ -25,6 +27,7 @@ def ended(command: Callable[[], int | None], name: str = "expunge") -> int:
         sys.stdout.flush()  # here it can be told that it fails, not at the interpreter's end
         return code
     except KeyboardInterrupt:
+        exec("")  # where one has passed through an `exec`, as of a dataclass, CPython would end by the signal, unless another goes well
         return _said(f"{name}: stopped", STOPPED)
     except ExpungeError as error:
         return _said(f"{name}: {error}", REFUSED)
@@ -37,6 +40,22 @@ def ended(command: Callable[[], int | None], name: str = "expunge") -> int:
     except OSError as error:
         _discard_output()
         return _said(f"{name}: {told(error)}", FAILED)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C within is raised at the end: an import that it cuts short may swallow it, and a process being started outlive us."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
+        yield  # where signals cannot be set, or Ctrl-C is not heard anyway
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            raise KeyboardInterrupt
 
 
 def told(error: OSError) -> str:

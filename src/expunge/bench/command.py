@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from expunge.endings import uninterrupted
+from expunge.errors import InputError
 from expunge.outputs import check_file, check_folder
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from expunge.bench.profiles import Profile
     from expunge.bench.run import Place, Task
 
+OUT = "results"
 Do = Literal["list", "run", "table", "report", "adopt"]
 
 
@@ -49,7 +52,7 @@ def bench_command(
     models: tuple[str, ...] = (),
     methods: tuple[str, ...] = ("all",),
     only: tuple[str, ...] = (),
-    out: str = "results",
+    out: str = OUT,
     data: str | None = None,
     device: str | None = None,
     jobs: int | None = None,
@@ -81,11 +84,11 @@ def bench_command(
 
 
 def run_bench(options: Bench) -> int:
-    """The exit code: 1 where something broke."""
-    from expunge.bench.experiments import chosen, entries
-    from expunge.bench.profiles import profile_of
-    from expunge.errors import InputError
-    from expunge.modes import check_seeds
+    """The exit code: 1 where a cell that was to be run, or every cell that was to be shown, has no result."""
+    with uninterrupted():
+        from expunge.bench.experiments import chosen, entries
+        from expunge.bench.profiles import profile_of
+        from expunge.modes import check_seeds
 
     check_seeds("seeds", *options.seeds)
     profile = profile_of(options.profile, options.seeds, options.models)
@@ -126,6 +129,8 @@ def _tasks(asked: dict[Experiment, list[Entry]]) -> list[Task]:
 
 def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
     place = _place(options)
+    if options.out != OUT and not any(Path(options.out).glob("*/cells")):
+        raise InputError("out", "must be a folder of results, where something has been run; there are none", options.out)
     for experiment, members in asked.items():
         cells = {entry.cell.digest: entry.cell for entry in members}
         done = sum(place.done(cell) for cell in cells.values())
@@ -135,8 +140,9 @@ def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]
 
 
 def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
-    from expunge.artifacts import write_json
-    from expunge.bench.run import run
+    with uninterrupted():
+        from expunge.artifacts import write_json
+        from expunge.bench.run import run
 
     if options.cells is not None:
         check_file("cells", options.cells)
@@ -149,10 +155,12 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
     if options.dry_run:
         _foretell(tasks, place, jobs)
         return 0
-    broken = run(tasks, place, jobs, lambda line: print(line, file=sys.stderr, flush=True))
+    run(tasks, place, jobs, lambda line: print(line, file=sys.stderr, flush=True))
     done = sum(place.done(task.cell) for task in tasks)
     print(f"{done} of {len(tasks)} cells done; {place.folder}/")
-    return 1 if broken else 0
+    if done < len(tasks):
+        print(f"expunge: {len(tasks) - done} of {len(tasks)} cells have no result: see above why", file=sys.stderr, flush=True)
+    return 0 if done == len(tasks) else 1
 
 
 def _foretell(tasks: Sequence[Task], place: Place, jobs: int) -> None:
@@ -188,18 +196,22 @@ def _table(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]
     from expunge.bench.tables import tables
 
     place = _place(options)
-    found = []
+    if not any((place.folder / "cells").glob("*.json")):
+        rule = f"must be a folder with results of the profile {options.profile} in its {options.profile}/cells; there are none"
+        raise InputError("out", rule, options.out)
+    found, seen = [], 0
     for experiment, members in asked.items():
         there = {entry.cell.digest: place.result(entry.cell) for entry in members}
         results = {digest: result for digest, result in there.items() if result is not None}
         found += tables(experiment, members, results)
+        seen += len(results)
     if options.format != "terminal":
         print(FORMATS[options.format](found), end="")
     elif sys.stdout.isatty():
         show(found)
     else:
         print(FORMATS["text"](found), end="")
-    return 0
+    return 0 if seen else 1
 
 
 def _adopt(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:

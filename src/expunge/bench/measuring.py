@@ -21,7 +21,7 @@ from expunge.bench.construction import Parts, method_of, parts, relearning_of, s
 from expunge.bench.models import Store, original, retrained
 from expunge.bench.results import DIVERGED, NO_DATA
 from expunge.errors import DivergedError, ExpungeError, InputError
-from expunge.methods import Method, Run
+from expunge.methods import METHODS, Method, Run
 from expunge.metrics import Predictions
 from expunge.patches import Patch
 from expunge.unlearning import Record, unlearn
@@ -35,7 +35,8 @@ CLASSIFIER = "mask-classifier"
 def perform(cell: Cell, store: Store) -> dict[str, Any]:
     """The result of a cell whose networks are in the store; a method that refuses or diverges is a result too.
 
-    Anything else that is refused, such as a damaged file of a network, says nothing of the cell, and is raised.
+    Anything else that is refused, such as a damaged file of a network or a method that this process does not know, says nothing of the
+    cell, and is raised.
     """
     started = time.perf_counter()
     result: dict[str, Any] = {"cell": cell.as_json(), "digest": cell.digest, "error": None, "history": []}
@@ -48,26 +49,47 @@ def perform(cell: Cell, store: Store) -> dict[str, Any]:
             raise
         result["error"] = reason(error)
     else:
+        method = None if cell.method["name"] == REFERENCE else _known(cell)
         try:
-            result |= _measured(cell, images, scenario, before, reference)
+            result |= _measured(cell, method, images, scenario, before, reference)
         except ExpungeError as error:
-            result["error"] = reason(error)
+            if _of_the_machine(error):
+                raise
+            result["error"] = f"{DIVERGED}: {error}" if isinstance(error, DivergedError) else str(error)
     return result | {"seconds": time.perf_counter() - started, **surroundings(store.device)}
 
 
-def is_result(error: ExpungeError) -> bool:
+def _known(cell: Cell) -> Method:
+    """The cell's method; one that another process put into METHODS is not known here."""
+    name = cell.method["name"]
+    if name not in METHODS:
+        rule = "must be in METHODS of the process that runs the cell; with several jobs those are new processes, which know expunge's own"
+        raise InputError("method", f"{rule} alone: run it with one job", name)
+    return method_of(cell)
+
+
+def is_result(error: Exception) -> bool:
     """Whether what stopped a cell before its method's turn is worth a note: there are no data, or a training diverged."""
-    return _no_data(error) or isinstance(error, DivergedError)
+    return _no_data(error) or (isinstance(error, DivergedError) and not _of_the_machine(error))
 
 
-def _no_data(error: ExpungeError) -> bool:
+def _no_data(error: Exception) -> bool:
     return isinstance(error, InputError) and error.argument == "data"
 
 
-def reason(error: ExpungeError) -> str:
-    if _no_data(error):
-        return f"{NO_DATA}: {error}"
-    return f"{DIVERGED}: {error}" if isinstance(error, DivergedError) else str(error)
+def _of_the_machine(error: BaseException | None) -> bool:
+    """Whether memory, a disk or a module that is missing is behind an error: that says nothing of the method, and may be well tomorrow."""
+    while error is not None:
+        if isinstance(error, (MemoryError, OSError, ImportError, torch.OutOfMemoryError)):
+            return True
+        if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):  # how torch says that there is no memory
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+def reason(error: Exception) -> str:
+    return f"{NO_DATA if _no_data(error) else DIVERGED}: {error}"
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:
@@ -76,17 +98,20 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     return {"versions": versions, "hardware": {"device": device.type, "name": name, "threads": torch.get_num_threads()}}
 
 
-def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module) -> dict[str, Any]:
+def _measured(
+    cell: Cell, method: Method | None, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module
+) -> dict[str, Any]:
+    """Everything that is told of a cell; without a method it is that of the reference, the retrained network."""
     said = {"before": _said(before, scenario), "retrained": _said(reference, scenario)}
     found: dict[str, Any] = {name: _accuracies(each) for name, each in said.items()}
-    if cell.method["name"] == REFERENCE:
+    if method is None:
         after, history, patch, seconds = reference, _only_record(cell, reference, scenario), None, None
     else:
-        kept = Kept(method_of(cell))
+        kept = Kept(method)
         outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128)
         after, history, patch, seconds = outcome.model, outcome.history, outcome.patch, outcome.seconds
     on = metrics.best_epoch(history, "validation" if cell.validation else "test")
-    if cell.method["name"] != REFERENCE:
+    if method is not None:
         after.load_state_dict(kept.weights[on.epoch])
     said["after"] = _said(after, scenario)
     epochs = [_epoch(record) for record in history]

@@ -17,9 +17,9 @@ from torch import nn
 from expunge.artifacts import load_tensors, weights_digest, write_bytes, write_json
 from expunge.bench.cells import LIMITS, Cell, digest_of
 from expunge.bench.construction import parts, recipe_of, scenario_of
-from expunge.bench.locks import held
 from expunge.documents import read_json
-from expunge.errors import ExpungeError, InputError
+from expunge.errors import InputError
+from expunge.locks import held
 from expunge.tuning import Precision
 from expunge.vision.training import KIND, Job, load_network, train_networks
 
@@ -82,11 +82,18 @@ class Store:
     def path(self, spec: Spec) -> Path:
         return self.folder / f"{spec.digest}.safetensors"
 
+    def _state(self, spec: Spec) -> Path:
+        return self.folder / f"{spec.digest}.training.safetensors"
+
     def _note(self, spec: Spec) -> Path:
         return self.folder / f"{spec.digest}.spec.json"
 
+    def _lock(self, spec: Spec) -> Path:
+        return self.folder / "locks" / f"{spec.digest}.lock"
+
     def holds(self, spec: Spec) -> bool:
-        return self.path(spec).exists()
+        """Whether the network is there, and all that belongs to it: the state of its training is removed last."""
+        return self.path(spec).exists() and not self._state(spec).exists()
 
     def load(self, spec: Spec) -> nn.Module:
         return load_network(self.path(spec), self.device)
@@ -98,27 +105,27 @@ class Store:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def train(self, specs: Iterable[Spec]) -> tuple[list[Spec], dict[str, ExpungeError]]:
+    def train(self, specs: Iterable[Spec]) -> tuple[list[Spec], dict[str, Exception]]:
         """Train what is missing and what no other runner is training: the first, and on CUDA its like beside it.
 
-        Those trained, and by digest why others could not be.
+        Those trained, and by digest why others could not be. What the system refuses, such as a full disk, is raised: it is so for all.
         """
         with ExitStack() as stack:
             chosen: list[Spec] = []
             for spec in specs:
                 if self.holds(spec) or (chosen and _shared(spec) != _shared(chosen[0])):
                     continue
-                if not stack.enter_context(held(self.folder / "locks" / f"{spec.digest}.lock")) or self.holds(spec):
+                if not stack.enter_context(held(self._lock(spec))) or self.holds(spec):
                     continue
                 chosen.append(spec)
                 if len(chosen) == (self.together if self.device.type == "cuda" else 1):
                     break
-            failed: dict[str, ExpungeError] = {}
+            failed: dict[str, Exception] = {}
             if chosen:
                 self._train(chosen, failed)
             return [spec for spec in chosen if spec.digest not in failed], failed
 
-    def _train(self, specs: Sequence[Spec], failed: dict[str, ExpungeError]) -> None:
+    def _train(self, specs: Sequence[Spec], failed: dict[str, Exception]) -> None:
         first, started = specs[0], time.perf_counter()
         try:
             images = parts(first.dataset, first.validation, self.data, self.device)
@@ -134,7 +141,9 @@ class Store:
                 compiled=self.compiled,
                 out=self.folder,
             )
-        except ExpungeError as error:
+        except OSError:
+            raise
+        except Exception as error:  # a defect in one training must not cost the others
             if len(specs) > 1:
                 for spec in specs:  # one by one, so that it is known which: each goes on from its kept state
                     self._train([spec], failed)
@@ -144,7 +153,7 @@ class Store:
         seconds = (time.perf_counter() - started) / len(specs)
         for spec in specs:
             write_json(self._note(spec), {"spec": asdict(spec), "seconds": seconds, "device": self.device.type})
-            (self.folder / f"{spec.digest}.training.safetensors").unlink(missing_ok=True)
+            self._state(spec).unlink(missing_ok=True)
 
     def adopt(self, file: str | os.PathLike[str], spec: Spec) -> Path:
         """Take a network that was trained elsewhere (`vision.training.save_network`) as the one of this spec; the file is linked.
@@ -158,16 +167,20 @@ class Store:
         if metadata["network"] != spec.network:
             raise InputError("file", f"must hold a {spec.network}", metadata["network"])
         target = self.path(spec)
-        if target.exists():
-            if weights_digest(load_network(target)) != weights_digest(found):
-                raise InputError("file", f"must not be another network than the one in the store, {target}", os.fspath(file))
-            return target
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(file, target)
-        except OSError:
-            write_bytes(target, Path(file).read_bytes())
-        write_json(self._note(spec), {"spec": asdict(spec), "adopted": Path(file).name})
+        with held(self._lock(spec)) as free:
+            if not free:
+                raise InputError("file", f"must not be a network that is being trained for the store, {target}", os.fspath(file))
+            if target.exists():
+                if weights_digest(load_network(target)) != weights_digest(found):
+                    raise InputError("file", f"must not be another network than the one in the store, {target}", os.fspath(file))
+                return target
+            # First the note: one without a network means nothing, a network without a note looks trained here.
+            write_json(self._note(spec), {"spec": asdict(spec), "adopted": Path(file).name})
+            self._state(spec).unlink(missing_ok=True)
+            try:
+                os.link(file, target)
+            except OSError:
+                write_bytes(target, Path(file).read_bytes())
         return target
 
 

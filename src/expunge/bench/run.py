@@ -3,6 +3,7 @@
     python -m expunge.bench.run CELLS.json --out results/paper [--models FOLDER] [--data FOLDER] [--device cuda] [--jobs 2]
 
 Any number of these may work on one folder, also on other lists of cells: each cell and each training is locked while it is done.
+It ends with 0 where every cell has a result, with 1 where one has none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,14 +24,14 @@ import torch
 
 from expunge.artifacts import write_json
 from expunge.bench.cells import Cell, digest_of
-from expunge.bench.locks import held
 from expunge.bench.measuring import is_result, perform, reason, surroundings
 from expunge.bench.models import Spec, Store, original, retrained
 from expunge.bench.results import BROKEN, Result, check_cell, path_of, read
 from expunge.bench.shapes import check
 from expunge.documents import excerpt, read_json
-from expunge.endings import ended
+from expunge.endings import ended, uninterrupted
 from expunge.errors import ExpungeError, InputError
+from expunge.locks import held
 from expunge.modes import device_named, one_thread
 
 WAIT = 0.2  # seconds before looking again whether another runner is done
@@ -104,7 +104,7 @@ def run(
 ) -> int:
     """Do what is not done, as long as it is `wanted`; the number of cells that broke. Several `jobs` are processes that share the work."""
     if jobs > 1:
-        return _in_processes(tasks, place, jobs)
+        return _in_processes(tasks, place, jobs, say)
     with one_thread() if place.device.type == "cpu" else torch.cuda.device(place.device):
         return _Runner(tasks, place, say, wanted).run()
 
@@ -113,7 +113,7 @@ class _Runner:
     def __init__(self, tasks: Sequence[Task], place: Place, say: Callable[[str], None], wanted: Callable[[], bool]) -> None:
         self.place, self.store, self.say, self.wanted = place, place.store, say, wanted
         self.pending = [task for task in tasks if not self._noted(task)]
-        self.untrained: dict[str, ExpungeError] = {}  # networks that cannot be trained, and why
+        self.untrained: dict[str, Exception] = {}  # networks that cannot be trained, and why
         self.broken = 0
 
     def run(self) -> int:
@@ -164,7 +164,7 @@ class _Runner:
                     progressed = True
         return progressed
 
-    def _do(self, task: Task, refused: ExpungeError | None) -> None:
+    def _do(self, task: Task, refused: Exception | None) -> None:
         started = time.perf_counter()
         try:
             if refused is None:
@@ -186,37 +186,44 @@ class _Runner:
         self.say(f"{task.cell.label}: {time.perf_counter() - started:.1f} s{told}")
 
 
-def _in_processes(tasks: Sequence[Task], place: Place, jobs: int) -> int:
+def _in_processes(tasks: Sequence[Task], place: Place, jobs: int, say: Callable[[str], None]) -> int:
     content = [task.as_json() for task in tasks]
     path = write_json(place.folder / "asked" / f"{digest_of(content)}.json", content)
     command = [sys.executable, "-m", "expunge.bench.run", str(path), "--out", str(place.folder), "--models", str(place.models)]
     command += ["--worker-of", str(os.getpid()), "--device", str(place.device), "--together", str(place.together)]
     command += ["--compile"] if place.compiled else []
     command += [] if place.data is None else ["--data", place.data]
-    with _uninterrupted():
-        runners = [subprocess.Popen(command) for _ in range(jobs)]
+    runners: list[subprocess.Popen[bytes]] = []
     try:
+        with _deaf_to_ctrl_c():
+            for _ in range(jobs):
+                runners.append(subprocess.Popen(command))
         codes = [runner.wait() for runner in runners]
     except BaseException:
-        for runner in runners:
-            runner.terminate()
-        for runner in runners:
-            runner.wait()
+        with uninterrupted():  # a second Ctrl-C must not leave some of them running
+            for runner in runners:
+                runner.terminate()
+            for runner in runners:
+                runner.wait()
         raise
+    for code in codes:
+        if code < 0:  # each tells the rest itself
+            say(f"a process was ended by {signal.Signals(-code).name}; the same command does what is left")
     return sum(code != 0 for code in codes)
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Processes started here do not hear Ctrl-C, which would end each with a traceback: they are ended by the one that started them."""
-    if threading.current_thread() is not threading.main_thread():  # where signals cannot be set
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started here do not hear Ctrl-C, which would end each with a traceback: they are ended by the one that started them.
+
+    That one hears it, when all are started. The mask is what they inherit; it keeps the signal from this thread alone.
+    """
+    with uninterrupted():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -236,14 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tasks = read_tasks(told.cells)
     models = Path(told.models or Path(told.out) / "models")
     place = Place(Path(told.out), models, told.data, device_named(told.device), told.together, told.compile)
-    broken = run(
+    run(
         tasks,
         place,
         told.jobs,
         say=lambda line: print(line, file=sys.stderr, flush=True),
         wanted=lambda: told.worker_of in (None, os.getppid()),
     )
-    return 1 if broken else 0
+    return 0 if all(place.done(task.cell) for task in tasks) else 1
 
 
 if __name__ == "__main__":

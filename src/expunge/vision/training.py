@@ -213,9 +213,9 @@ class _Log:
         accuracies = {name: accuracy(model, data, batch_size=measuring_size(model)) for name, data in self.watch.items()}
         # An epoch that was begun again is noted again.
         self.trained.curve[:] = [point for point in self.trained.curve if point.epoch < epoch] + [Point(epoch, accuracies, self.loss)]
-        self._write()
-        if self.noted is not None:
+        if self.noted is not None:  # before it is written: the disk may be full
             self.noted(self.trained)
+        self._write()
 
     def finish(self) -> None:
         """The last point is missing where a training was found finished, but not its curve."""
