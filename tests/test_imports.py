@@ -11,7 +11,7 @@ SOURCE = Path(expunge.__file__).parent
 
 LAYERS = [
     {"errors", "objective", "classes", "artifacts", "outputs", "batches", "contents", "progress", "modes", "schedules", "replays"}
-    | {"checkpoints", "lone", "copies", "settings", "endings"},
+    | {"checkpoints", "lone", "copies", "settings", "endings", "calling", "labels", "columns"},
     {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"},
     {"methods"},
     {"unlearning"},

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from expunge.batches import batch_size, device_of, to_device
 from expunge.channels import Layer, channel_axis
+from expunge.checks import check_module
 from expunge.errors import InputError, ModelError
-from expunge.modes import eager, in_mode, seeded
+from expunge.modes import eager, in_mode, seeded, unchanged
 from expunge.objective import Batch, Objective
 from expunge.progress import track
 
@@ -54,6 +55,7 @@ def measure(
 
     Paper: table A of section Masking with Activation Values.
     """
+    check_module(model)
     device = device_of(model)
     wanted = None if classes is None else torch.tensor(classes, dtype=torch.int64, device=device)[:, None]
     groups, channels = 1 if classes is None else len(classes), [layer.channels for layer in layers]
@@ -61,11 +63,18 @@ def measure(
     counts = torch.zeros(groups, dtype=torch.int64, device=device)
     read = 0
     # Not inference mode: a tensor that the model keeps for later could not be trained with.
-    with seeded(0, device), in_mode(model, training=False), torch.no_grad(), eager(), _heard(model, layers, before_norm) as heard:
+    with (
+        seeded(0, device),
+        in_mode(model, training=False),
+        unchanged(model),
+        torch.no_grad(),
+        eager(),
+        _heard(model, layers, before_norm) as heard,
+    ):
         for batch in track(batches, "activations", enabled=progress):
             held, samples = to_device(batch, device), batch_size(batch)
             heard.clear()
-            objective.outputs(model, held)
+            objective.logits(model, held)
             rows = torch.cat([_by_sample(heard.get(layer.name, []), samples, layer, device) for layer in layers], 1).double()
             if wanted is None:
                 sums += rows.sum(0)

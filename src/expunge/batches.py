@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+from expunge.columns import as_dataset
 from expunge.errors import InputError
 from expunge.objective import Batch
 
@@ -143,6 +144,7 @@ def as_batches(data: Data, argument: str = "batches", batch_size: int = 128) -> 
     (its own shuffling is the epoch's); an iterator, which can be read only once, is kept in memory."""
     if isinstance(data, Batches):
         return data
+    data = as_dataset(data, argument)
     if isinstance(data, (str, bytes, Mapping)):
         raise InputError(argument, FORMS, type(data).__name__)
     if isinstance(data, DataLoader):

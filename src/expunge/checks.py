@@ -9,11 +9,13 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, RandomSampler, SequentialSampler, Subset
 
 from expunge.batches import Batches, Data, batch_size, subset_indices, tensors
 from expunge.errors import DivergedError, InputError, ModelError, naming
-from expunge.objective import Batch, Objective, check_labels, cross_entropy, model_outputs
+from expunge.objective import Batch, Objective, model_outputs
+from expunge.settings import shown
 
 
 def screened(batches: Batches, argument: str, objective: Objective, logits: torch.Size | None = None) -> Batches:
@@ -25,22 +27,24 @@ def screened(batches: Batches, argument: str, objective: Objective, logits: torc
     def read(seed: int | None) -> Iterator[Batch]:
         for batch in batches.read(seed):
             check_batch(batch, argument, objective)
-            if logits is not None and objective.losses is cross_entropy:
+            if logits is not None:
                 with naming(argument):
-                    check_labels(logits, objective.targets(batch))
+                    objective.check_batch(logits, batch)
             yield batch
 
     return Batches(read, len(batches))
 
 
-def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
-    """Tensors with one sample or more, and finite numbers in them; an entry named a mask may hold infinities, which hide positions."""
+def check_batch(batch: Batch, argument: str, objective: Objective, finite: bool = True) -> None:
+    """Tensors with one sample or more, and `finite` numbers in them; an entry named a mask may hold infinities, which hide positions."""
     if objective.outputs is model_outputs:
         _check_entries(batch, argument)
     try:
         batch_size(batch)
     except InputError as error:
         raise InputError(argument, error.rule, error.found) from error
+    if not finite:
+        return
     for name, part in batch.items() if isinstance(batch, Mapping) else [("", batch)]:
         for tensor in tensors(part):
             if (bad := _first_bad(tensor, infinite="mask" in str(name))) is not None:
@@ -53,15 +57,34 @@ def _check_entries(batch: Batch, argument: str) -> None:
     elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
         strange = [entry for entry in batch if not tensors(entry)]
     else:
-        raise InputError(argument, "a batch must be (inputs, targets) or a mapping of tensors", type(batch).__name__)
+        rule = "a batch must be (inputs, targets) or a mapping of tensors"
+        whole = isinstance(batch, (Tensor, numpy.ndarray))
+        raise InputError(argument, rule + ("; give all samples at once as TensorDataset(inputs, labels)" if whole else ""), _kind(batch))
     if strange:
-        raise InputError(argument, "inputs and targets must be tensors", type(strange[0]).__name__)
+        raise InputError(argument, "make tensors of arrays with torch.as_tensor: inputs and targets must be tensors", _kind(strange[0]))
+
+
+def _kind(value: Any) -> str:
+    """The type of a thing, and of what it holds."""
+    return f"a list of {type(value[0]).__name__}" if isinstance(value, list) and value else type(value).__name__
+
+
+def check_module(model: Any, argument: str = "model") -> None:
+    """A module whose weights are there: none that the first call would make, none without values."""
+    if isinstance(model, type):
+        raise InputError(argument, f"must be a torch.nn.Module, built, as in {model.__name__}(...)", f"the class {model.__name__}")
+    if not isinstance(model, nn.Module):
+        raise InputError(argument, "must be a torch.nn.Module", type(model).__name__)
+    for name, tensor in _tensors(model):
+        if is_lazy(tensor):
+            raise ModelError(f"{argument}: {name} has no shape yet; call the model on a batch once, and train it, before it is used here")
+        if tensor.is_meta:
+            raise ModelError(f"{argument}: {name} is on the meta device and has no values; give the model its weights first")
 
 
 def check_model(model: Any) -> None:
     """A module with finite weights whose samples do not depend on each other in eval mode."""
-    if not isinstance(model, nn.Module):
-        raise InputError("model", "must be a torch.nn.Module", type(model).__name__)
+    check_module(model)
     for name, tensor in _tensors(model):
         # A buffer may be a mask with infinities, as that of causal attention is.
         if (bad := _first_bad(tensor, infinite=not isinstance(tensor, nn.Parameter))) is not None:
@@ -70,6 +93,14 @@ def check_model(model: Any) -> None:
     mixing = [name or "the model itself" for name, module in norms if module.running_mean is None]
     if mixing:
         raise ModelError(f"model: BatchNorm without running statistics mixes samples in eval mode; found {', '.join(mixing)}")
+
+
+def check_names(argument: str, names: Any) -> tuple[str, ...]:
+    """One name or several, in a sequence, as they are."""
+    listed = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else ()
+    if not listed or not all(isinstance(name, str) for name in listed):
+        raise InputError(argument, "must be names of the model's parameters, such as ('fc.weight', 'fc.bias')", shown(names))
+    return listed
 
 
 def finite_tensors(model: nn.Module) -> list[str]:

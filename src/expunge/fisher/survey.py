@@ -108,7 +108,7 @@ def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Ba
     names = {id(parameter): name for name, parameter in parameters.items()}
     provenance = Provenance([*model.parameters(), *model.buffers()])
     with Interception(names, None, batch_size(batch), Scratch(), provenance) as interception:
-        return objective.outputs(model, fresh(batch)), interception
+        return objective.logits(model, fresh(batch)), interception
 
 
 def _random_like(logits: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import reset
 from expunge.modes import seeded
 from expunge.objective import Batch
-from expunge.settings import check_amount, check_positive, check_whole
+from expunge.settings import check_amount, check_builder, check_positive, check_whole, make_plain
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
 
@@ -40,6 +40,8 @@ class BadTeacher:
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)
         check_tuning(self.tuning, "BadTeacher")
+        check_builder("fresh", self.fresh, "must be a function that builds the network with new weights, or None")
+        make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "BadTeacher")
@@ -98,6 +100,7 @@ class SCRUB:
         check_whole("max_epochs", self.max_epochs, least=0)
         check_whole("forget_batch_size", self.forget_batch_size, least=1)
         check_tuning(self.tuning, "SCRUB")
+        make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SCRUB")

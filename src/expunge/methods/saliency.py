@@ -12,7 +12,7 @@ from expunge.batches import Data
 from expunge.methods.relabelling import relabelled
 from expunge.methods.run import Run, check_tuning, needs_remain
 from expunge.methods.streams import tune_phases
-from expunge.settings import check_number
+from expunge.settings import check_flag, check_number, make_plain
 from expunge.tuning import Constant, Tuning
 
 
@@ -34,7 +34,9 @@ class SalUn:
 
     def __post_init__(self) -> None:
         check_number("salient", self.salient, 0, 1)
+        check_flag("exclude_own", self.exclude_own)
         check_tuning(self.tuning, "SalUn")
+        make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SalUn")

@@ -12,6 +12,7 @@ from expunge.batches import Data, device_of
 from expunge.errors import InputError, ModelError
 from expunge.methods.run import Run, check_tuning, needs_remain, tune
 from expunge.modes import seeded
+from expunge.settings import check_builder
 from expunge.tuning import Steps, Tuning
 
 
@@ -42,6 +43,7 @@ class Retrain:
 
     def __post_init__(self) -> None:
         check_tuning(self.tuning, "Retrain")
+        check_builder("fresh", self.fresh, "must be a function that builds the network with new weights, or None")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "Retrain")
