@@ -96,10 +96,13 @@ def _heard(model: nn.Module, layers: Sequence[Layer], before_norm: bool) -> Iter
     def listener(name: str, axis: int) -> Callable[[nn.Module, Any, Tensor], None]:
         return lambda module, arguments, output: calls.setdefault(name, []).append(rectified_means(output, axis))
 
-    hooks = []
+    hooks, modules = [], dict(model.named_modules(remove_duplicate=False))
     try:
         for layer in layers:
-            module = model.get_submodule(layer.name if before_norm or layer.norm is None else layer.norm)
+            name = layer.name if before_norm or layer.norm is None else layer.norm
+            if name not in modules:
+                raise InputError("layers", "must be layers of this model, as channels.find gives them", repr(name))
+            module = modules[name]
             hooks.append(module.register_forward_hook(listener(layer.name, channel_axis(module))))
         yield calls
     finally:

@@ -29,7 +29,7 @@ def call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
     used = {name: value for name, value in entries.items() if name in known or _tensors(value)}
     if all(name in known for name in used):
         return model(**used)
-    if len(used) == 1:
+    if len(used) == 1 and not isinstance(known, _Keywords):
         return model(*used.values())
     rule = f"the model's forward takes {', '.join(known) or 'nothing'}; rename the entries of the mapping, or give Objective(outputs=...)"
     raise InputError("batches", rule, f"the keys {', '.join(map(str, entries))}")
@@ -79,7 +79,8 @@ def _advice(model: Any, batch: Any, layer: nn.Module | None, message: str) -> st
         strange = [inputs[0].dtype]
     if strange and len(types) == 1:
         held, wanted = (str(dtype).removeprefix("torch.") for dtype in (strange[0], *types))
-        return f" (inputs are {held} and the model's weights {wanted}: convert the inputs with .to(torch.{wanted}))"
+        how = ".float()" if wanted == "float32" else f".to(torch.{wanted})"
+        return f" (inputs are {held} and the model's weights {wanted}: convert the inputs with {how})"
     if isinstance(layer, _ConvNd):
         channels, dimensions = layer.in_channels, len(layer.kernel_size) + 2
         if any(tensor.dim() == dimensions and tensor.shape[1] != channels == tensor.shape[-1] for tensor in inputs):
@@ -105,6 +106,10 @@ def _class_name(model: Any) -> str:
     return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", type(model).__name__)
 
 
+class _Keywords(tuple[str, ...]):
+    """Names of a forward that takes nothing by place."""
+
+
 def _keywords(model: Any) -> tuple[str, ...] | None:
     """The names the model's forward takes; None where it takes any, or where that cannot be told."""
     forward = getattr(model, "forward", model)
@@ -128,7 +133,9 @@ def _named(function: Callable[..., Any], skipped: int = 0) -> tuple[str, ...] | 
     parameters = list(inspect.signature(function).parameters.values())[skipped:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return tuple(parameter.name for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY))
+    kinds = {parameter.kind for parameter in parameters}
+    names = (parameter.name for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY))
+    return _Keywords(names) if kinds <= {inspect.Parameter.KEYWORD_ONLY} else tuple(names)
 
 
 def _tensors(held: Any) -> list[Tensor]:

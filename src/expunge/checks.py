@@ -61,12 +61,15 @@ def _check_entries(batch: Batch, argument: str) -> None:
         whole = isinstance(batch, (Tensor, numpy.ndarray))
         raise InputError(argument, rule + ("; give all samples at once as TensorDataset(inputs, labels)" if whole else ""), _kind(batch))
     if strange:
-        raise InputError(argument, "make tensors of arrays with torch.as_tensor: inputs and targets must be tensors", _kind(strange[0]))
+        raise InputError(argument, "inputs and targets must be tensors", _kind(strange[0]))
 
 
 def _kind(value: Any) -> str:
-    """The type of a thing, and of what it holds."""
-    return f"a list of {type(value[0]).__name__}" if isinstance(value, list) and value else type(value).__name__
+    """The type of a thing, of what it holds, and what to do with it."""
+    if isinstance(value, (list, tuple)) and value:
+        advice = "encode text first" if isinstance(value[0], str) else "torch.as_tensor first"
+        return f"a {type(value).__name__} of {type(value[0]).__name__} ({advice})"
+    return f"{type(value).__name__}{' (torch.as_tensor first)' if isinstance(value, (numpy.ndarray, numpy.generic, float, int)) else ''}"
 
 
 def check_module(model: Any, argument: str = "model") -> None:
@@ -77,7 +80,7 @@ def check_module(model: Any, argument: str = "model") -> None:
         raise InputError(argument, "must be a torch.nn.Module", type(model).__name__)
     for name, tensor in _tensors(model):
         if is_lazy(tensor):
-            raise ModelError(f"{argument}: {name} has no shape yet; call the model on a batch once, and train it, before it is used here")
+            raise ModelError(f"{argument}: {name} has no shape yet; call the model once on a batch first")
         if tensor.is_meta:
             raise ModelError(f"{argument}: {name} is on the meta device and has no values; give the model its weights first")
 
@@ -97,9 +100,13 @@ def check_model(model: Any) -> None:
 
 def check_names(argument: str, names: Any) -> tuple[str, ...]:
     """One name or several, in a sequence, as they are."""
-    listed = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else ()
+    try:
+        listed = (names,) if isinstance(names, str) else tuple(names)
+    except TypeError:
+        listed = ()
     if not listed or not all(isinstance(name, str) for name in listed):
-        raise InputError(argument, "must be names of the model's parameters, such as ('fc.weight', 'fc.bias')", shown(names))
+        rule = "must be one or more names of the model's parameters, such as ('fc.weight', 'fc.bias'), or None"
+        raise InputError(argument, rule, shown(names))
     return listed
 
 

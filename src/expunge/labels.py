@@ -115,10 +115,11 @@ def _not_of_head(logits: torch.Size, label: int) -> InputError:
 def _bad_form(logits: torch.Size, targets: Tensor) -> InputError:
     labels = f"integer labels of shape ({', '.join(['N', *map(str, logits[2:])])}{',' if len(logits) == 2 else ''})"
     rule = f"targets must be {labels} or probabilities of shape ({', '.join(['N', *map(str, logits[1:])])}), as the logits are"
-    return InputError("batches", f"{rule}{_advice(logits, targets)}", f"{targets.dtype} of shape {tuple(targets.shape)}")
+    return InputError("batches", f"{rule}{form_advice(logits, targets)}", f"{targets.dtype} of shape {tuple(targets.shape)}")
 
 
-def _advice(logits: torch.Size, targets: Tensor) -> str:
+def form_advice(logits: torch.Size, targets: Tensor) -> str:
+    """What would make labels of targets in one of the commonest other forms."""
     if targets.shape == logits and not targets.is_floating_point():
         return " (one-hot labels: give labels.argmax(1))"
     if targets.dim() == len(logits) and targets.shape[1:2] == (1,):

@@ -13,6 +13,7 @@ from expunge.calling import RAW, call_by_name, described, not_about_inputs, said
 from expunge.errors import InputError
 from expunge.labels import IGNORED as IGNORED
 from expunge.labels import as_labels, check_form, check_labels, check_taken
+from expunge.settings import shown
 
 Batch = Any  # (inputs..., targets) as a tuple or list, or a mapping with a label key; anything, with an Objective of one's own
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
@@ -73,7 +74,7 @@ class Objective:
         for argument in ("outputs", "targets", "losses"):
             function = getattr(self, argument)
             if not callable(function) or isinstance(function, type):
-                raise InputError(f"objective.{argument}", "must be a function, or an object that can be called as one", repr(function))
+                raise InputError(f"objective.{argument}", "must be a function, or an object that can be called as one", shown(function))
 
     def logits(self, model: Callable[..., Any], batch: Batch) -> Tensor:
         """What `outputs` returns. What a model raises for a batch that it cannot take becomes an error that names both."""
@@ -130,7 +131,7 @@ class Objective:
 
 def check_objective(objective: Any) -> None:
     if not isinstance(objective, Objective):
-        raise InputError("objective", "must be an Objective, such as Objective(losses=...)", repr(objective))
+        raise InputError("objective", "must be an Objective, such as Objective(losses=...)", shown(objective))
 
 
 def _label_key(batch: Mapping[str, Any]) -> str:

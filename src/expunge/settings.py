@@ -30,6 +30,11 @@ def check_positive(argument: str, value: Any) -> None:
     check_number(argument, value, 0, ends="()", rule="must be a positive number")
 
 
+def is_number(value: Any) -> bool:
+    """A finite real number."""
+    return isinstance(value, Real) and _fits(value) and math.isfinite(value)
+
+
 def is_whole(value: Any) -> bool:
     """An integer, of numpy's too; a bool is none."""
     return isinstance(value, Integral) and not _is_flag(value)
@@ -39,8 +44,9 @@ def check_whole(argument: str, value: Any, least: int | None = None, most: int =
     """A whole number from `least` to `most`; no rule of a user's own goes beyond what torch takes."""
     if not is_whole(value) or (least is not None and value < least) or abs(int(value)) > most:
         known = most if most < LARGEST else "2^63 - 1"
-        bound = f" of at most {known}" if is_whole(value) and abs(int(value)) > most else ""
-        raise InputError(argument, "must be a whole number" + ("" if least is None else f" of at least {least}") + bound, shown(value))
+        bounds = [] if least is None else [f"at least {least}"]
+        bounds += [f"at most {known}"] if is_whole(value) and abs(int(value)) > most else []
+        raise InputError(argument, "must be a whole number" + (f" of {' and '.join(bounds)}" if bounds else ""), shown(value))
 
 
 def check_seed(argument: str, value: Any) -> None:
@@ -83,16 +89,15 @@ def plain_number(value: Any) -> Any:
         return bool(value)
     if isinstance(value, Integral) and abs(int(value)) <= LARGEST + 1:
         return int(value)
-    return float(value) if isinstance(value, Real) else value
+    return float(value) if isinstance(value, Real) and _fits(value) else value
 
 
-def shown(value: Any) -> str:
+def shown(value: Any) -> int | float | str:
     """A value as an error shows it, on one line and not too long, whatever it is."""
-    try:
-        text = str(plain_number(value)) if isinstance(value, Real) else repr(value)
-    except (ValueError, OverflowError):  # an integer of thousands of digits
-        return f"a number of {int(value).bit_length()} bits"
-    line = " ".join(text.split())
+    plain = int(value) if is_whole(value) else plain_number(value)
+    if isinstance(plain, (int, float)):
+        return plain
+    line = " ".join(repr(value).split())
     return line if len(line) <= 200 else f"{line[:200]}..."
 
 

@@ -24,7 +24,7 @@ from expunge.metrics.accuracy import check_targets
 from expunge.modes import in_mode, seeded
 from expunge.objective import Batch, Objective, check_objective
 from expunge.patches import Patch
-from expunge.settings import check_whole
+from expunge.settings import check_whole, shown
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,9 @@ def unlearn(
     """
     check_model(model)
     if not callable(method) or isinstance(method, type):
-        raise InputError("method", "must be a method with its settings, such as FisherMask()", repr(method))
+        raise InputError("method", "must be a method with its settings, such as FisherMask()", shown(method))
     check_whole("batch_size", batch_size, least=1)
+    batch_size = int(batch_size)
     check_objective(objective)
     head = None if head is None else heads.named(model, head)
     if watch is not None and not isinstance(watch, Mapping):

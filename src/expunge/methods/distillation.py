@@ -14,7 +14,7 @@ from expunge.batches import Batches, Data, as_batches, batch_size, device_of
 from expunge.copies import copied
 from expunge.methods.run import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
-from expunge.methods.training import reset
+from expunge.methods.training import built, reset
 from expunge.modes import seeded
 from expunge.objective import Batch
 from expunge.settings import check_amount, check_builder, check_positive, check_whole, make_plain
@@ -66,7 +66,7 @@ class BadTeacher:
     def _random(self, model: nn.Module) -> nn.Module:
         with seeded(self.tuning.seed, device_of(model)):
             if self.fresh is not None:
-                return self.fresh().to(next(model.parameters()))
+                return built(self.fresh).to(next(model.parameters()))
             random = copied(model)
             reset(random)
             return random

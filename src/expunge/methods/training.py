@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from expunge.batches import Data, device_of
+from expunge.checks import check_module
 from expunge.errors import InputError, ModelError
 from expunge.methods.run import Run, check_tuning, needs_remain, tune
 from expunge.modes import seeded
@@ -52,7 +53,7 @@ class Retrain:
             if self.fresh is None:
                 reset(model)
             else:
-                _take_over(model, self.fresh())
+                _take_over(model, built(self.fresh))
         with torch.no_grad():
             for parameter, value in frozen:
                 parameter.copy_(value)
@@ -87,6 +88,13 @@ def reset(model: nn.Module) -> None:
         renew()
     if kept := [name for name, parameter in trainable.items() if not torch.isfinite(parameter).all()]:
         raise ModelError(f"model: {rule}; reset_parameters does not reach {', '.join(kept)}")
+
+
+def built(fresh: Callable[[], nn.Module]) -> nn.Module:
+    """The network that a user's function builds."""
+    network = fresh()
+    check_module(network, "fresh")
+    return network
 
 
 def _take_over(model: nn.Module, fresh: nn.Module) -> None:

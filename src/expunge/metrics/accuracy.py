@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from expunge.batches import Data, as_batches, device_of, to_device
 from expunge.checks import check_batch, check_module
 from expunge.classes import check_classes
-from expunge.errors import DivergedError, InputError
-from expunge.labels import IGNORED, as_labels, check_labels
+from expunge.errors import DivergedError, InputError, naming
+from expunge.labels import IGNORED, as_labels, check_labels, form_advice
 from expunge.modes import in_mode, seeded, unchanged
 from expunge.objective import Objective, check_objective
 from expunge.settings import check_number, check_whole
@@ -24,12 +24,13 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
     check_module(model)
     check_objective(objective)
     check_whole("batch_size", batch_size, least=1)
+    batch_size = int(batch_size)
     device = device_of(model)
     right = torch.zeros((), dtype=torch.int64, device=device)
     counted = torch.zeros((), dtype=torch.int64, device=device)
     broken = torch.zeros((), dtype=torch.int64, device=device)
     # Not inference mode: a tensor that the model keeps for later could not be trained with.
-    with seeded(0, device), in_mode(model, training=False), unchanged(model), torch.no_grad():
+    with naming("data"), seeded(0, device), in_mode(model, training=False), unchanged(model), torch.no_grad():
         for number, batch in enumerate(as_batches(data, "data", batch_size)):
             if number == 0:
                 check_batch(batch, "data", objective, finite=False)
@@ -59,7 +60,7 @@ def check_targets(logits: Tensor, targets: Tensor) -> None:
         raise InputError("logits", rule, f"shape {tuple(logits.shape)}")
     if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
         found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
-        raise InputError("data", "accuracy needs one integer label for each row of logits", found)
+        raise InputError("data", f"accuracy needs one integer label for each row of logits{form_advice(logits.shape, targets)}", found)
     check_labels(logits.shape, targets)
 
 

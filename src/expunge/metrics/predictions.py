@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
 from expunge.checks import check_batch, check_module
-from expunge.errors import InputError
+from expunge.errors import InputError, naming
 from expunge.labels import IGNORED, as_labels
 from expunge.metrics.accuracy import check_numbers, check_targets
 from expunge.modes import in_mode, seeded, unchanged
@@ -71,8 +71,8 @@ def logits(
     home = device_of(model)
     rows: list[Tensor] = []
     targets: list[Tensor] = []
-    with seeded(0, home), in_mode(model, training=False), unchanged(model), torch.no_grad():
-        for batch in as_batches(data, "data", batch_size):
+    with naming("data"), seeded(0, home), in_mode(model, training=False), unchanged(model), torch.no_grad():
+        for batch in as_batches(data, "data", int(batch_size)):
             if not rows:
                 check_batch(batch, "data", objective, finite=False)
             held = to_device(batch, home)
