@@ -23,6 +23,7 @@ from torch.autograd import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expunge.batches import Batches, batch_size, device_of, few, to_device
+from expunge.calling import said
 from expunge.checks import check_module
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.fisher.engine import undisturbed
@@ -207,7 +208,13 @@ def _gauss_newton_times(model: nn.Module, objective: Objective, parameters: Part
 def _gradients(output: Tensor, inputs: Parts, weights: Tensor | None = None, create_graph: bool = False) -> Parts:
     if not output.requires_grad:  # a constant, such as the slope of a linear loss
         return [torch.zeros_like(each) for each in inputs]
-    return grad(output, inputs, weights, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+    try:
+        return grad(output, inputs, weights, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+    except RuntimeError as error:
+        if "derivative for" not in str(error):
+            raise
+        rule = "curvature needs a model and a loss that can be differentiated twice"
+        raise InputError("objective", rule, said(error)) from error
 
 
 def _inner(parts: Parts, vector: Parts) -> Tensor:

@@ -46,4 +46,4 @@ def naming(argument: str) -> Iterator[None]:
     except InputError as error:
         if error.argument not in ("batches", "data"):
             raise
-        raise InputError(argument, error.rule, error.found) from error
+        raise InputError(argument, error.rule, error.found) from error.__cause__ or error
