@@ -35,16 +35,14 @@ def screened(batches: Batches, argument: str, objective: Objective, logits: torc
     return Batches(read, len(batches))
 
 
-def check_batch(batch: Batch, argument: str, objective: Objective, finite: bool = True) -> None:
-    """Tensors with one sample or more, and `finite` numbers in them; an entry named a mask may hold infinities, which hide positions."""
+def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
+    """Tensors with one sample or more, and finite numbers in them; an entry named a mask may hold infinities, which hide positions."""
     if objective.outputs is model_outputs:
         _check_entries(batch, argument)
     try:
         batch_size(batch)
     except InputError as error:
         raise InputError(argument, error.rule, error.found) from error
-    if not finite:
-        return
     for name, part in batch.items() if isinstance(batch, Mapping) else [("", batch)]:
         for tensor in tensors(part):
             if (bad := _first_bad(tensor, infinite="mask" in str(name))) is not None:

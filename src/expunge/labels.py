@@ -96,7 +96,7 @@ def _takes(losses: Losses, logits: torch.Size, row: Tensor) -> bool:
     Positions may be others than in the batch of the logits, and the classes last; the type of the logits is not known either. Nothing
     that is drawn or held on a device is changed.
     """
-    alone = copy.deepcopy(losses).cpu() if isinstance(losses, nn.Module) else losses
+    alone = _copied(losses) if isinstance(losses, nn.Module) else losses
     forms = dict.fromkeys([tuple(logits[1:]), (logits[1], *row.shape), (*row.shape, logits[-1])])
     for form, dtype in itertools.product(forms, (torch.float32, torch.float64, torch.bfloat16)):
         try:
@@ -106,6 +106,14 @@ def _takes(losses: Losses, logits: torch.Size, row: Tensor) -> bool:
             continue
         return True
     return False
+
+
+def _copied(losses: nn.Module) -> nn.Module:
+    """On the CPU; what a loss keeps from call to call stays as it is."""
+    try:
+        return copy.deepcopy(losses).cpu()
+    except Exception:  # what cannot be copied is asked itself
+        return losses
 
 
 def _not_of_head(logits: torch.Size, label: int) -> InputError:

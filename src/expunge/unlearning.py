@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from expunge import heads
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
-from expunge.checks import check_batch, check_disjoint, check_finite, check_model, finite_tensors, screened
+from expunge.checks import check_disjoint, check_finite, check_model, finite_tensors, screened
 from expunge.classes import check_classes
 from expunge.columns import as_dataset
 from expunge.copies import copied
@@ -96,7 +97,8 @@ def unlearn(
         logits = _check_forget(changed, forget, objective, batch_size)
         for name, batches in kept.items():
             _check_watched(changed, batches, arguments[name], objective)
-        if remain is not None and not any(data is remain for data in watched.values()):
+        # A loader is not asked for a batch more than a method reads: it may be costly, or hold a stream.
+        if remain is not None and not isinstance(remain, DataLoader) and not any(data is remain for data in watched.values()):
             _first_logits(changed, as_batches(remain, "remain", batch_size), "remain", objective)
         finite = finite_tensors(changed)
 
@@ -171,9 +173,7 @@ def _first_logits(model: nn.Module, data: Batches, argument: str, objective: Obj
     """One batch and what the model makes of it, before anything is done."""
     device = device_of(model)
     with naming(argument), seeded(0, device), in_mode(model, training=False), torch.no_grad():
-        batch = next(iter(data))
-        check_batch(batch, argument, objective)
-        held = to_device(batch, device)
+        held = to_device(next(iter(data)), device)
         return held, objective.logits(model, held)
 
 

@@ -32,8 +32,6 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
     # Not inference mode: a tensor that the model keeps for later could not be trained with.
     with naming("data"), seeded(0, device), in_mode(model, training=False), unchanged(model), torch.no_grad():
         for number, batch in enumerate(as_batches(data, "data", batch_size)):
-            if number == 0:
-                check_batch(batch, "data", objective, finite=False)
             held = to_device(batch, device)
             logits, targets = objective.logits(model, held), as_labels(objective.targets(held))
             check_targets(logits, targets)
@@ -73,5 +71,6 @@ def check_numbers(what: str, broken: int, counted: int) -> None:
 def unlearn_score(remain_accuracy: float, forget_accuracy: float) -> float:
     """remain / (1 + forget), both as fractions: 1 if and only if all is kept and nothing is left (section Evaluation)."""
     for argument, value in (("remain_accuracy", remain_accuracy), ("forget_accuracy", forget_accuracy)):
-        check_number(argument, value, 0, 1, ends="[]", rule="must be a fraction in [0, 1]")
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        check_number(argument, number, 0, 1, ends="[]", rule="must be a fraction in [0, 1]")
     return remain_accuracy / (1 + forget_accuracy)
