@@ -41,7 +41,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 def not_about_inputs(error: BaseException) -> bool:
     """One of our own, which says all, or the machine's: memory, a device that is broken."""
-    return isinstance(error, (ExpungeError, getattr(torch, "AcceleratorError", ExpungeError))) or out_of_memory(error)
+    return isinstance(error, ExpungeError) or out_of_memory(error) or "CUDA error" in str(error)
 
 
 def unusable(model: Any, batch: Any, error: BaseException) -> InputError:
