@@ -13,7 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from expunge import heads
 from expunge.errors import InputError, ModelError
+from expunge.methods import MaskClassifier
 from expunge.objective import Objective
+from expunge.unlearning import unlearn
+from tests.methods import cases
 
 CLASSES, WIDTH = 5, 6
 
@@ -324,3 +327,43 @@ def test_a_compiled_model_has_the_head_of_its_original():
     compiled = torch.compile(model, backend="aot_eager")
     compiled(batch[0])
     assert heads.find(compiled, batch) == ("_orig_mod.2.weight", "_orig_mod.2.bias")
+
+
+def named_model() -> nn.Module:
+    return nn.ModuleDict({"body": nn.Linear(4, 4), "head": nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))})
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("head.2", ("head.2.weight", "head.2.bias")),
+        ("head", ("head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias")),
+        ("head.2.bias", ("head.2.bias",)),
+        (["head.2.weight"], ("head.2.weight",)),
+        (("head.2.bias", "head.2"), ("head.2.bias", "head.2.weight")),
+    ],
+)
+def test_a_head_may_be_named_by_its_parameters_or_its_module(given, names) -> None:
+    assert heads.named(named_model(), given) == names
+
+
+@pytest.mark.parametrize("given", [3, (), [], b"head", ("head", 3), True, 1.5, torch.tensor(1.0)])
+def test_a_head_that_is_no_name_is_refused(given) -> None:
+    with pytest.raises(InputError, match="^head: must be one or more names of the model's parameters"):
+        heads.named(named_model(), given)
+
+
+@pytest.mark.parametrize("given", ["nix", "", "head.1", ("head.2.weight", "head.2.weights"), "head."])
+def test_a_head_that_holds_no_parameters_is_refused(given) -> None:
+    with pytest.raises(InputError, match="^head: must name parameters of the model, or modules that hold some, such as head.2.weight"):
+        heads.named(named_model(), given)
+
+
+def test_unlearn_takes_a_head_by_its_module() -> None:
+    by_module, by_names = (
+        unlearn(cases.model(), cases.forget(), cases.remain(), MaskClassifier(), head=head, watch={}).patch
+        for head in ("7", ["7.weight", "7.bias"])
+    )
+    assert {*by_module.edits} == {*by_names.edits} == {"7.weight", "7.bias"}
+    with pytest.raises(InputError, match="^head: "):
+        unlearn(cases.model(), cases.forget(), cases.remain(), MaskClassifier(), head=3)

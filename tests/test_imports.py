@@ -12,7 +12,7 @@ SOURCE = Path(expunge.__file__).parent
 LAYERS = [
     {"errors", "objective", "classes", "artifacts", "outputs", "batches", "contents", "progress", "modes", "schedules", "replays"}
     | {"checkpoints", "lone", "copies", "settings", "endings", "documents", "optimizer_states", "locks", "folders"}
-    | {"indices", "samplers", "promises", "fingerprints"},
+    | {"indices", "samplers", "promises", "fingerprints", "calling", "labels", "columns"},
     {"activations", "channels", "checks", "fisher", "scores", "curvature", "heads", "masks", "patches", "tuning", "together", "metrics"}
     | {"overlap", "records", "stored"},
     {"methods"},

@@ -98,7 +98,6 @@ BAD_TARGETS = {
     "float labels": (r"^forget: targets must be integer labels of shape \(N,\) or probab.*float32 of shape \(5,\)", torch.zeros(5)),
     "a column of labels": (r"^forget: targets must be integer labels of shape \(N,\)", torch.zeros(5, 1, dtype=torch.int64)),
     "probabilities of other classes": (r"^forget: .*probabilities of shape \(N, 3\)", torch.rand(5, 4)),
-    "small integers": ("^forget: integer targets must be int64", torch.zeros(5, dtype=torch.int32)),
     "label above the head": (r"^forget: labels must be in \[0, 3\)", torch.full((5,), 3)),
 }
 

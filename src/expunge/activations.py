@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, batch_size, device_of, to_device
 from expunge.channels import Layer, channel_axis
+from expunge.checks import check_module
 from expunge.errors import InputError, ModelError
-from expunge.modes import eager, in_mode, seeded
+from expunge.modes import eager, in_mode, seeded, unchanged
 from expunge.objective import Objective
 from expunge.progress import track
 
@@ -54,6 +55,7 @@ def measure(
 
     Paper: table A of section Masking with Activation Values.
     """
+    check_module(model)
     device = device_of(model)
     wanted = None if classes is None else torch.tensor(classes, dtype=torch.int64, device=device)[:, None]
     groups, channels = 1 if classes is None else len(classes), [layer.channels for layer in layers]
@@ -61,11 +63,18 @@ def measure(
     counts = torch.zeros(groups, dtype=torch.int64, device=device)
     data, read = as_batches(batches), 0
     # Not inference mode: a tensor that the model keeps for later could not be trained with.
-    with seeded(0, device), in_mode(model, training=False), torch.no_grad(), eager(), _heard(model, layers, before_norm) as heard:
+    with (
+        seeded(0, device),
+        in_mode(model, training=False),
+        unchanged(model),
+        torch.no_grad(),
+        eager(),
+        _heard(model, layers, before_norm) as heard,
+    ):
         for batch in track(iter(data), "activations", total=data.known, enabled=progress):
             held, samples = to_device(batch, device), batch_size(batch)
             heard.clear()
-            objective.outputs(model, held)
+            objective.logits(model, held)
             rows = torch.cat([_by_sample(heard.get(layer.name, []), samples, layer, device) for layer in layers], 1).double()
             if wanted is None:
                 sums += rows.sum(0)
@@ -87,10 +96,13 @@ def _heard(model: nn.Module, layers: Sequence[Layer], before_norm: bool) -> Iter
     def listener(name: str, axis: int) -> Callable[[nn.Module, Any, Tensor], None]:
         return lambda module, arguments, output: calls.setdefault(name, []).append(rectified_means(output, axis))
 
-    hooks = []
+    hooks, modules = [], dict(model.named_modules(remove_duplicate=False))
     try:
         for layer in layers:
-            module = model.get_submodule(layer.name if before_norm or layer.norm is None else layer.norm)
+            name = layer.name if before_norm or layer.norm is None else layer.norm
+            if name not in modules:
+                raise InputError("layers", "must be layers of this model, as channels.find gives them", repr(name))
+            module = modules[name]
             hooks.append(module.register_forward_hook(listener(layer.name, channel_axis(module))))
         yield calls
     finally:

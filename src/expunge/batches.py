@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
+from expunge.columns import as_dataset
 from expunge.errors import InputError
 from expunge.indices import resolved, subset_rows
 from expunge.objective import Batch
@@ -162,6 +163,7 @@ def as_batches(data: Data, argument: str = "batches", batch_size: int = 128) -> 
     (its own shuffling is the epoch's); an iterator, which can be read only once, is kept in memory. What promises a length must keep it."""
     if isinstance(data, Batches):
         return data
+    data = as_dataset(data, argument)
     if isinstance(data, (str, bytes, Mapping)):
         raise InputError(argument, FORMS, type(data).__name__)
     if isinstance(data, DataLoader):

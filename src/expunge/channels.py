@@ -12,9 +12,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from expunge.batches import device_of, few, to_device
+from expunge.checks import check_module
 from expunge.errors import InputError, ModelError
 from expunge.masks import Mask
-from expunge.modes import eager, in_mode, seeded
+from expunge.modes import eager, in_mode, seeded, unchanged
 from expunge.objective import Batch, Objective
 
 
@@ -34,6 +35,7 @@ def find(model: nn.Module, batch: Batch, objective: Objective = Objective(), hea
     output, and not where it serves several layers. Left out: the `head`'s layers, and weights that are frozen or no parameter
     of the module itself (weight norm).
     """
+    check_module(model)
     named = dict(model.named_parameters(remove_duplicate=False))
     unknown = [name for name in head if name not in named]
     if unknown:
@@ -134,8 +136,8 @@ def _follow(model: nn.Module, batch: Batch, objective: Objective) -> _Flow:
             elif isinstance(module, _BatchNorm):
                 hooks.append(module.register_forward_hook(flow.note_norm, with_kwargs=True))
         # Not inference mode: its tensors do not count the changes made to them.
-        with in_mode(model, training=False), seeded(0, device), torch.inference_mode(False), torch.no_grad(), eager():
-            objective.outputs(model, to_device(few(batch), device))
+        with in_mode(model, training=False), seeded(0, device), unchanged(model), torch.inference_mode(False), torch.no_grad(), eager():
+            objective.logits(model, to_device(few(batch), device))
     finally:
         for hook in hooks:
             hook.remove()

@@ -9,10 +9,12 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from expunge.batches import Batches, batch_size, tensors
 from expunge.errors import DivergedError, InputError, ModelError, naming
-from expunge.objective import Batch, Objective, check_labels, cross_entropy, model_outputs
+from expunge.objective import Batch, Objective, model_outputs
+from expunge.settings import shown
 
 
 def screened(batches: Batches, argument: str, objective: Objective, logits: torch.Size | None = None) -> Batches:
@@ -24,9 +26,9 @@ def screened(batches: Batches, argument: str, objective: Objective, logits: torc
     def read(seed: int | None) -> Iterator[Batch]:
         for batch in batches.read(seed):
             check_batch(batch, argument, objective)
-            if logits is not None and objective.losses is cross_entropy:
+            if logits is not None:
                 with naming(argument):
-                    check_labels(logits, objective.targets(batch))
+                    objective.check_batch(logits, batch)
             yield batch
 
     return batches.changed(read)
@@ -52,15 +54,37 @@ def _check_entries(batch: Batch, argument: str) -> None:
     elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
         strange = [entry for entry in batch if not tensors(entry)]
     else:
-        raise InputError(argument, "a batch must be (inputs, targets) or a mapping of tensors", type(batch).__name__)
+        rule = "a batch must be (inputs, targets) or a mapping of tensors"
+        whole = isinstance(batch, (Tensor, numpy.ndarray))
+        raise InputError(argument, rule + ("; give all samples at once as TensorDataset(inputs, labels)" if whole else ""), _kind(batch))
     if strange:
-        raise InputError(argument, "inputs and targets must be tensors", type(strange[0]).__name__)
+        raise InputError(argument, "inputs and targets must be tensors", _kind(strange[0]))
+
+
+def _kind(value: Any) -> str:
+    """The type of a thing, of what it holds, and what to do with it."""
+    if isinstance(value, (list, tuple)) and value:
+        advice = "encode text first" if isinstance(value[0], str) else "torch.as_tensor first"
+        return f"a {type(value).__name__} of {type(value[0]).__name__} ({advice})"
+    return f"{type(value).__name__}{' (torch.as_tensor first)' if isinstance(value, (numpy.ndarray, numpy.generic, float, int)) else ''}"
+
+
+def check_module(model: Any, argument: str = "model") -> None:
+    """A module whose weights are there: none that the first call would make, none without values."""
+    if isinstance(model, type):
+        raise InputError(argument, f"must be a torch.nn.Module, built, as in {model.__name__}(...)", f"the class {model.__name__}")
+    if not isinstance(model, nn.Module):
+        raise InputError(argument, "must be a torch.nn.Module", type(model).__name__)
+    for name, tensor in _tensors(model):
+        if is_lazy(tensor):
+            raise ModelError(f"{argument}: {name} has no shape yet; call the model once on a batch first")
+        if tensor.is_meta:
+            raise ModelError(f"{argument}: {name} is on the meta device and has no values; give the model its weights first")
 
 
 def check_model(model: Any) -> None:
     """A module with finite weights whose samples do not depend on each other in eval mode."""
-    if not isinstance(model, nn.Module):
-        raise InputError("model", "must be a torch.nn.Module", type(model).__name__)
+    check_module(model)
     for name, tensor in _tensors(model):
         # A buffer may be a mask with infinities, as that of causal attention is.
         if (bad := _first_bad(tensor, infinite=not isinstance(tensor, nn.Parameter))) is not None:
@@ -69,6 +93,18 @@ def check_model(model: Any) -> None:
     mixing = [name or "the model itself" for name, module in norms if module.running_mean is None]
     if mixing:
         raise ModelError(f"model: BatchNorm without running statistics mixes samples in eval mode; found {', '.join(mixing)}")
+
+
+def check_names(argument: str, names: Any) -> tuple[str, ...]:
+    """One name or several, in a sequence, as they are."""
+    try:
+        listed = (names,) if isinstance(names, str) else tuple(names)
+    except TypeError:
+        listed = ()
+    if not listed or not all(isinstance(name, str) for name in listed):
+        rule = "must be one or more names of the model's parameters, such as ('fc.weight', 'fc.bias'), or None"
+        raise InputError(argument, rule, shown(names))
+    return listed
 
 
 def finite_tensors(model: nn.Module) -> list[str]:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from expunge.errors import InputError
+from expunge.labels import IGNORED
 from expunge.modes import seeded
-from expunge.objective import IGNORED, Objective, cross_entropy
+from expunge.objective import Objective, cross_entropy
 
 
 def check_classes(objective: Objective, logits: Tensor, targets: Tensor, why: str) -> None:
@@ -25,7 +26,7 @@ def check_classes(objective: Objective, logits: Tensor, targets: Tensor, why: st
         return
     try:
         along = next((each for each in range(1, logits.dim()) if _of_softmax(objective, logits, targets, each)), None)
-    except RuntimeError:  # a loss that cannot be asked by itself, such as one that takes half precision alone
+    except InputError:  # a loss that cannot be asked by itself, such as one that takes half precision alone
         if labels:
             return
         raise

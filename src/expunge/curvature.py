@@ -23,13 +23,15 @@ from torch.autograd import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expunge.batches import Data, as_batches, batch_size, device_of, few, to_device
+from expunge.calling import said
+from expunge.checks import check_module
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.fisher.engine import undisturbed
 from expunge.modes import hooked
-from expunge.objective import Batch, Objective, check_labels, cross_entropy
+from expunge.objective import Batch, Objective
 from expunge.progress import track
 from expunge.replays import Replays
-from expunge.settings import check_amount, check_number, check_positive, check_whole
+from expunge.settings import check_amount, check_number, check_positive, check_seed, check_whole, make_plain, shown
 
 Vector = dict[str, Tensor]  # parameter name -> float64 tensor of the parameter's shape
 Parts = Sequence[Tensor]  # of a vector, in the order of its names
@@ -39,6 +41,7 @@ ROOM = 10.0  # how far LiSSA may pass the bound of a positive curvature before i
 
 def gradient(model: nn.Module, batches: Data, objective: Objective = Objective(), progress: bool = False) -> tuple[Vector, int]:
     """The mean over samples of ∇ℓ_n for every parameter that requires a gradient, and the number of samples."""
+    check_module(model)
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not names:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be changed")
@@ -88,6 +91,7 @@ class ConjugateGradients:
         check_positive("damping", self.damping)
         check_whole("iterations", self.iterations, least=1)
         check_amount("tolerance", self.tolerance)
+        make_plain(self)
 
     def __call__(
         self, model: nn.Module, batches: Data, target: Vector, objective: Objective = Objective(), progress: bool = False
@@ -138,7 +142,8 @@ class LiSSA:
         check_number("damping", self.damping, 0, 1)
         check_positive("scale", self.scale)
         check_whole("passes", self.passes, least=1)
-        check_whole("seed", self.seed)
+        check_seed("seed", self.seed)
+        make_plain(self)
 
     def __call__(
         self, model: nn.Module, batches: Data, target: Vector, objective: Objective = Objective(), progress: bool = False
@@ -176,8 +181,14 @@ class LiSSA:
 Solver = ConjugateGradients | LiSSA
 
 
+def check_solver(argument: str, solver: Solver) -> None:
+    """One of these, or one's own that can be called as they are."""
+    if not callable(solver) or isinstance(solver, type):
+        raise InputError(argument, "must be a solver with its settings, such as ConjugateGradients()", shown(solver))
+
+
 def _loss(model: nn.Module, objective: Objective, batch: Batch) -> Tensor:
-    return objective.per_sample(objective.outputs(model, batch), objective.targets(batch)).sum()
+    return objective.per_sample(objective.logits(model, batch), objective.targets(batch)).sum()
 
 
 def _hessian_times(model: nn.Module, objective: Objective, parameters: Parts, vector: Parts, batch: Batch) -> Parts:
@@ -188,7 +199,7 @@ def _hessian_times(model: nn.Module, objective: Objective, parameters: Parts, ve
 
 def _gauss_newton_times(model: nn.Module, objective: Objective, parameters: Parts, vector: Parts, batch: Batch) -> Parts:
     """Σ_n J_nᵀ H_n J_n·v. J·v = ∂⟨Jᵀu, v⟩/∂u, Jᵀu being linear in u: backward passes alone, on the caller's module itself."""
-    logits = objective.outputs(model, batch)
+    logits = objective.logits(model, batch)
     cotangent = torch.zeros_like(logits, requires_grad=True)
     pulled = _gradients(logits, parameters, cotangent, create_graph=True)
     (pushed,) = _gradients(_inner(pulled, vector), [cotangent])
@@ -201,7 +212,13 @@ def _gauss_newton_times(model: nn.Module, objective: Objective, parameters: Part
 def _gradients(output: Tensor, inputs: Parts, weights: Tensor | None = None, create_graph: bool = False) -> Parts:
     if not output.requires_grad:  # a constant, such as the slope of a linear loss
         return [torch.zeros_like(each) for each in inputs]
-    return grad(output, inputs, weights, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+    try:
+        return grad(output, inputs, weights, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+    except RuntimeError as error:
+        if "derivative for" not in str(error):
+            raise
+        rule = "curvature needs a model and a loss that can be differentiated twice"
+        raise InputError("objective", rule, said(error)) from error
 
 
 def _inner(parts: Parts, vector: Parts) -> Tensor:
@@ -218,11 +235,11 @@ class _Step:
 
     def __call__(self, batch: Batch) -> None:
         batch = to_device(batch, self.device)
-        if self.device.type == "cuda" and self.objective.losses is cross_entropy:
+        if self.device.type == "cuda":
             if self._logits is None:
                 with torch.no_grad():
-                    self._logits = self.objective.outputs(self.model, few(batch)).shape
-            check_labels(self._logits, self.objective.targets(batch))
+                    self._logits = self.objective.logits(self.model, few(batch)).shape
+            self.objective.check_batch(self._logits, batch)
         self.step(batch)
 
 
@@ -283,6 +300,7 @@ def _norm(parts: Parts) -> Tensor:
 
 
 def _check_vector(argument: str, model: nn.Module, vector: Mapping[str, Tensor]) -> None:
+    check_module(model)
     held = dict(model.named_parameters())
     if not vector or (unknown := [name for name in vector if name not in held]):
         raise InputError(argument, "must name parameters of the model", unknown if vector else "none")

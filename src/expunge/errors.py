@@ -15,7 +15,15 @@ class InputError(ExpungeError, ValueError):
 
     def __init__(self, argument: str, rule: str, found: object = None) -> None:
         self.argument, self.rule, self.found = argument, rule, found
-        super().__init__(f"{argument}: {rule}" + (f"; found {found}" if found is not None else ""))
+        super().__init__(f"{argument}: {rule}" + (f"; found {_readable(found)}" if found is not None else ""))
+
+
+def _readable(found: object) -> str:
+    """Short enough for a line: Python refuses to write out an integer of thousands of digits."""
+    if isinstance(found, int) and found.bit_length() > 256:
+        return f"a number of {found.bit_length()} bits"
+    text = str(found)
+    return text if len(text) <= 500 else f"{text[:500]}..."
 
 
 class MismatchError(ExpungeError, ValueError):
@@ -42,4 +50,4 @@ def naming(argument: str) -> Iterator[None]:
     except InputError as error:
         if error.argument not in ("batches", "data"):
             raise
-        raise InputError(argument, error.rule, error.found) from error
+        raise InputError(argument, error.rule, error.found) from error.__cause__ or error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from expunge.batches import device_of, each_tensor, few, to_device
+from expunge.checks import check_module, check_names
 from expunge.errors import InputError, ModelError
-from expunge.modes import eager, in_mode, seeded
+from expunge.modes import eager, in_mode, seeded, unchanged
 from expunge.objective import Batch, Objective
+from expunge.settings import is_whole, shown
 
 ADVICE = "name the classifier's parameters yourself with head="
 
@@ -43,14 +44,29 @@ def find(model: nn.Module, batch: Batch, objective: Objective = Objective()) -> 
 
     Paper: "we do not mask parameters in the final classifier"; it does not say how to find it.
     """
+    check_module(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    with _differentiable(model):
+    with _differentiable(model), unchanged(model):
         samples = each_tensor(few(batch), lambda tensor: tensor.detach().clone())
-        logits = objective.outputs(model, to_device(samples, device_of(model)))
+        logits = objective.logits(model, to_device(samples, device_of(model)))
         if logits.grad_fn is None:
             raise ModelError(f"the logits do not depend on any parameter through autograd; {ADVICE}")
         found = _walk(logits.grad_fn, names)
     return tuple(name for parameter, name in names.items() if parameter in found)
+
+
+def named(model: nn.Module, head: Sequence[str] | str, argument: str = "head") -> tuple[str, ...]:
+    """The parameters that a user means by these names: parameters, or modules, which stand for all of theirs."""
+    names = check_names(argument, head)
+    parameters, modules = dict(model.named_parameters(remove_duplicate=False)), dict(model.named_modules(remove_duplicate=False))
+    listed: dict[str, None] = {}
+    for name in names:
+        inner = [parameter for parameter in parameters if name in modules and parameter.startswith(f"{name}.")]
+        if name not in parameters and not inner:
+            rule = f"must name parameters of the model, or modules that hold some, such as {', '.join(list(parameters)[-2:])}"
+            raise InputError(argument, rule, repr(name))
+        listed |= dict.fromkeys([name] if name in parameters else inner)
+    return tuple(listed)
 
 
 def class_rows(model: nn.Module, names: Sequence[str], label: int) -> dict[str, Tensor]:
@@ -67,8 +83,8 @@ def class_rows(model: nn.Module, names: Sequence[str], label: int) -> dict[str, 
     if not matrices:
         raise ModelError(f"no matrix or convolution among the head's parameters {', '.join(names)}; {ADVICE}")
     classes = max(matrices, key=Tensor.numel).shape[0]
-    if isinstance(label, bool) or not isinstance(label, Integral) or not 0 <= label < classes:
-        raise InputError("label", f"must be in [0, {classes})", label)
+    if not is_whole(label) or not 0 <= label < classes:
+        raise InputError("label", f"must be in [0, {classes})", shown(label))
     rows = {}
     for name in names:
         mask = torch.zeros_like(held[name], dtype=torch.bool, memory_format=torch.contiguous_format)

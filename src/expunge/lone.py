@@ -52,7 +52,7 @@ class Lone:
         hooks = [norm.register_forward_pre_hook(_look, with_kwargs=True) for norm in norms]
         try:
             with in_mode(self.model, training=False), seeded(0, device), torch.no_grad(), eager():
-                self.objective.outputs(self.model, to_device(batch, device))
+                self.objective.logits(self.model, to_device(batch, device))
         except _OneValue:
             return True
         finally:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from expunge.errors import InputError, ModelError
+from expunge.settings import check_choice, check_number
 
 Mask = dict[str, Tensor]  # parameter name -> bool tensor of the parameter's shape, True where masked
 Granularity = Literal["element", "kernel", "channel"]
@@ -29,7 +29,7 @@ def candidates(model: nn.Module, head: Sequence[str] = (), include_head: bool = 
     Paper: "we do not mask parameters in the final classifier".
     Departures: the released program has the classifier among the candidates, `include_head=True`, and never biases or BatchNorm.
     """
-    _check_choice("which", which, Which)
+    check_choice("which", which, Which)
     held = dict(model.named_parameters(remove_duplicate=False))
     unknown = [name for name in head if name not in held]
     if unknown:
@@ -72,11 +72,10 @@ def select(
     Departures: the released program masks kernels of convolutions and single weights of linear layers, `granularity="kernel"`, and
     ⌊ratio · units⌋ of them, `rounding="down"`.
     """
-    _check_choice("granularity", granularity, Granularity)
-    _check_choice("scope", scope, Scope)
-    _check_choice("rounding", rounding, Rounding)
-    if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= ratio < 1:
-        raise InputError("ratio", "must be in [0, 1)", ratio)
+    check_choice("granularity", granularity, Granularity)
+    check_choice("scope", scope, Scope)
+    check_choice("rounding", rounding, Rounding)
+    check_number("ratio", ratio, 0, 1)
     names = list(score if candidates is None else candidates)
     unknown = [name for name in names if name not in score]
     if unknown or len(set(names)) != len(names) or not names:
@@ -225,8 +224,3 @@ def _spread(chosen: Tensor, shape: torch.Size, granularity: Granularity) -> Tens
     if len(shape) <= first or math.prod(shape) == 0:
         return chosen.reshape(shape)
     return chosen.reshape(*shape[:first], *(1,) * (len(shape) - first)).expand(shape).contiguous()
-
-
-def _check_choice(argument: str, found: object, choices: Any) -> None:
-    if found not in get_args(choices):
-        raise InputError(argument, f"must be one of {', '.join(map(repr, get_args(choices)))}", repr(found))

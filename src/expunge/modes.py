@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from expunge.errors import InputError
+from expunge.settings import check_seed
 
 
 @contextmanager
@@ -74,9 +75,27 @@ def _of_torch(hook: Any) -> bool:
 
 
 @contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Buffers that a forward pass may change (counters), and tables that it may renormalise, are put back."""
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
+    tables = [module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm]
+    held = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
+    copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in held]
+    try:
+        yield
+    finally:
+        for place, named in buffers:
+            place.update(named)
+        with torch.no_grad():
+            for tensor, version, copy in copies:
+                if tensor._version != version:
+                    tensor.copy_(copy)
+
+
+@contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Random numbers of torch (the CPU's and the device's), numpy and Python from `seed`; afterwards as if none had been drawn."""
-    devices = [device] if device.type == "cuda" else []
+    devices, seed = [device] if device.type == "cuda" else [], int(seed)
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng(devices):
         try:
@@ -91,6 +110,12 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             numpy.random.set_state(numpy_state)
+
+
+def generator(seed: int, argument: str = "seed") -> torch.Generator:
+    """Random numbers of their own, by a seed that is looked at."""
+    check_seed(argument, seed)
+    return torch.Generator().manual_seed(int(seed))
 
 
 def check_seeds(argument: str, *seeds: int) -> None:

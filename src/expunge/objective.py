@@ -9,18 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expunge.calling import RAW, call_by_name, described, not_about_inputs, said, unusable
 from expunge.errors import InputError
+from expunge.labels import IGNORED as IGNORED
+from expunge.labels import as_labels, check_form, check_labels, check_taken
+from expunge.settings import shown
 
 Batch = Any  # (inputs..., targets) as a tuple or list, or a mapping with a label key; anything, with an Objective of one's own
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
-IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
 
 
 def model_outputs(model: Callable[..., Any], batch: Batch) -> Tensor:
-    """Call the model with everything but the targets, and take the logits out of what it returns."""
+    """Call the model with everything but the targets, and take the logits out of what it returns.
+
+    A mapping's entries go by name; where there is one alone and the model's forward does not know its name, it is the first argument.
+    """
     if isinstance(batch, Mapping):
         key = _label_key(batch)
-        output = model(**{name: value for name, value in batch.items() if name != key})
+        output = call_by_name(model, {name: value for name, value in batch.items() if name != key})
     else:
         output = model(*_pair(batch)[:-1])
     if isinstance(output, Tensor):
@@ -31,59 +37,26 @@ def model_outputs(model: Callable[..., Any], batch: Batch) -> Tensor:
     if logits is None and isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         logits = output[0]
     if not isinstance(logits, Tensor):
-        raise InputError("objective", "the model must return logits as a tensor, .logits or ['logits']", type(output).__name__)
+        found = f"{type(output).__name__} {described(output)}" if isinstance(output, (Mapping, tuple, list)) else type(output).__name__
+        rule = "the model must return logits as a tensor, .logits or ['logits']; else give Objective(outputs=...), which takes them out"
+        raise InputError("objective", rule, found)
     return logits
 
 
 def batch_targets(batch: Batch) -> Tensor:
-    """The last entry of a tuple, or the label key of a mapping."""
+    """The last entry of a tuple, or the label key of a mapping; integers of any size as int64."""
     targets = batch[_label_key(batch)] if isinstance(batch, Mapping) else _pair(batch)[-1]
     if not isinstance(targets, Tensor):
-        raise InputError("batches", "targets must be a tensor", type(targets).__name__)
-    return targets
+        raise InputError("batches", "targets must be a tensor, such as torch.tensor(labels)", type(targets).__name__)
+    return as_labels(targets)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """−log p(y|x) of each sample, summed over its positions where logits are (N, K, ...)."""
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    losses = torch.nn.functional.cross_entropy(wide, targets, reduction="none")
+    labels = targets if targets.is_floating_point() else targets.long()
+    losses = torch.nn.functional.cross_entropy(wide, labels, reduction="none")
     return losses.flatten(1).sum(1) if losses.dim() > 1 else losses
-
-
-def check_labels(logits: torch.Size, targets: Tensor) -> None:
-    """Integer labels must name an output of the head (on CUDA the kernel would otherwise abort the process).
-
-    The logits may be of another batch: samples and positions are not compared, which `check_form` does.
-    """
-    if len(logits) < 2 or targets.numel() == 0:
-        return
-    soft = targets.is_floating_point()
-    if targets.dim() != (len(logits) if soft else len(logits) - 1) or (soft and targets.shape[1] != logits[1]):
-        raise _bad_form(logits, targets)
-    if soft:
-        return
-    if targets.dtype != torch.int64:
-        raise InputError("batches", "integer targets must be int64", targets.dtype)
-    counted = targets[targets != IGNORED] if len(logits) > 2 else targets
-    if counted.numel() == 0:
-        return
-    low, high = (int(value) for value in torch.aminmax(counted))
-    if low < 0 or high >= logits[1]:
-        raise InputError("batches", f"labels must be in [0, {logits[1]}), the outputs of the head", low if low < 0 else high)
-
-
-def check_form(logits: torch.Size, targets: Tensor) -> None:
-    """What cross-entropy takes: logits (N, K, ...) with labels (N, ...), or with probabilities of the logits' own shape."""
-    if len(logits) < 2:
-        raise InputError("objective", "cross-entropy needs logits of shape (N, K, ...); give an Objective with other losses", tuple(logits))
-    if targets.shape != (logits if targets.is_floating_point() else logits[:1] + logits[2:]):
-        raise _bad_form(logits, targets)
-
-
-def _bad_form(logits: torch.Size, targets: Tensor) -> InputError:
-    labels = f"integer labels of shape ({', '.join(['N', *map(str, logits[2:])])}{',' if len(logits) == 2 else ''})"
-    rule = f"targets must be {labels} or probabilities of shape ({', '.join(['N', *map(str, logits[1:])])}), as the logits are"
-    return InputError("batches", rule, f"{targets.dtype} of shape {tuple(targets.shape)}")
 
 
 @dataclass(frozen=True)
@@ -97,16 +70,68 @@ class Objective:
     targets: Callable[[Batch], Tensor] = batch_targets
     losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy
 
+    def __post_init__(self) -> None:
+        for argument in ("outputs", "targets", "losses"):
+            function = getattr(self, argument)
+            if not callable(function) or isinstance(function, type):
+                raise InputError(f"objective.{argument}", "must be a function, or an object that can be called as one", shown(function))
+
+    def logits(self, model: Callable[..., Any], batch: Batch) -> Tensor:
+        """What `outputs` returns. What a model raises for a batch that it cannot take becomes an error that names both."""
+        try:
+            logits = self.outputs(model, batch)
+        except RAW as error:
+            if not_about_inputs(error):
+                raise
+            raise unusable(model, batch, error) from error
+        if not isinstance(logits, Tensor) or logits.dim() == 0:
+            found = "a single number" if isinstance(logits, Tensor) else type(logits).__name__
+            raise InputError("objective.outputs", "must return the logits, a tensor with a row for each sample", found)
+        return logits
+
+    def check_targets(self, logits: torch.Size, targets: Tensor, same_batch: bool = True) -> None:
+        """Labels must be inside the head, whatever the loss is called; `same_batch`: the logits are those of these targets."""
+        if self.losses is not cross_entropy:
+            return check_taken(self.losses, logits, targets)
+        if same_batch:
+            check_form(logits, targets)
+        check_labels(logits, targets)
+
+    def check_batch(self, logits: torch.Size, batch: Batch, same_batch: bool = False) -> None:
+        """`check_targets` of a batch; with a loss of one's own it need not hold any where nothing asks for them."""
+        try:
+            targets = self.targets(batch)
+        except RAW as error:
+            if self.losses is cross_entropy and not_about_inputs(error):
+                raise
+            if isinstance(error, InputError):
+                return
+            rule = f"must find the targets in a batch, and raised {said(error)}"
+            raise InputError("objective.targets", rule, described(batch)) from error
+        self.check_targets(logits, targets, same_batch)
+
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The losses, checked: one finite-shaped value a sample, labels inside the head."""
         # A capture cannot look at values: the batches before it and the one it is made from were looked at.
-        if self.losses is cross_entropy and not (targets.is_cuda and torch.cuda.is_current_stream_capturing()):
-            check_form(logits.shape, targets)
-            check_labels(logits.shape, targets)
-        losses = self.losses(logits, targets)
-        if losses.shape != logits.shape[:1]:
-            raise InputError("objective.losses", f"must return one loss a sample, shape {tuple(logits.shape[:1])}", tuple(losses.shape))
+        if not (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self.check_targets(logits.shape, targets)
+        try:
+            losses = self.losses(logits, targets)
+        except RAW as error:
+            if not_about_inputs(error):
+                raise
+            rule = f"must take the logits and the targets, and raised {said(error)}"
+            raise InputError("objective.losses", rule, f"logits {described(logits)} and targets {described(targets)}") from error
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        if shape != tuple(logits.shape[:1]):
+            rule = f"must return one loss a sample, shape {tuple(logits.shape[:1])}, as torch's losses do with reduction='none'"
+            raise InputError("objective.losses", rule, shape)
         return losses
+
+
+def check_objective(objective: Any) -> None:
+    if not isinstance(objective, Objective):
+        raise InputError("objective", "must be an Objective, such as Objective(losses=...)", shown(objective))
 
 
 def _label_key(batch: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from expunge.errors import InputError
-from expunge.settings import check_amount, check_positive, check_whole
+from expunge.settings import MOST_EPOCHS, check_amount, check_positive, check_whole, make_plain, plain_number, shown
 
 
 class Schedule(Protocol):
@@ -27,7 +27,8 @@ class Constant:
 
     def __post_init__(self) -> None:
         check_positive("base", self.base)
-        check_whole("epochs", self.epochs, least=1)
+        _check_epochs(self.epochs)
+        make_plain(self)
 
     def rate(self, time: float) -> float:
         return self.base
@@ -49,12 +50,14 @@ class Steps:
     def __post_init__(self) -> None:
         check_positive("base", self.base)
         check_positive("factor", self.factor)
-        check_whole("epochs", self.epochs, least=1)
+        _check_epochs(self.epochs)
         if not isinstance(self.decays, (tuple, list)):
-            raise InputError("decays", "must be a tuple of epochs", repr(self.decays))
+            raise InputError("decays", "must be a tuple of epochs", shown(self.decays))
         for decay in self.decays:
             check_amount("decays", decay)
         check_amount("warmup", self.warmup)
+        make_plain(self)
+        object.__setattr__(self, "decays", tuple(map(plain_number, self.decays)))
 
     def rate(self, time: float) -> float:
         if time < self.warmup:
@@ -75,9 +78,9 @@ class Replay:
     epochs: int = 5
 
     def __post_init__(self) -> None:
-        if isinstance(self.schedule, type) or not hasattr(self.schedule, "epochs") or not callable(getattr(self.schedule, "rate", None)):
-            raise InputError("schedule", "must have epochs and a rate, such as Steps()", self.schedule)
-        check_whole("epochs", self.epochs, least=1)
+        check_schedule(self.schedule)
+        _check_epochs(self.epochs)
+        make_plain(self)
 
     def rate(self, time: float) -> float:
         return self.schedule.rate(time * self.schedule.epochs / self.epochs)
@@ -86,3 +89,15 @@ class Replay:
 def replay(schedule: Schedule, epochs: int = 5) -> Replay:
     """The original schedule compressed to fewer epochs."""
     return Replay(schedule, epochs)
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """One of the above, or one's own with `epochs` and a `rate` that can be called."""
+    if isinstance(schedule, type) or not hasattr(schedule, "epochs") or not callable(getattr(schedule, "rate", None)):
+        rule = "must be a schedule of learning rates with epochs and a rate, such as Constant(0.01, epochs=5)"
+        raise InputError("schedule", rule, shown(schedule))
+    check_whole("schedule", schedule.epochs, least=1, most=MOST_EPOCHS)
+
+
+def _check_epochs(epochs: int) -> None:
+    check_whole("epochs", epochs, least=1, most=MOST_EPOCHS)

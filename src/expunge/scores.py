@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from expunge.errors import InputError, MismatchError
+from expunge.settings import check_amount, check_choice, check_seed
 
 if TYPE_CHECKING:
     from expunge.activations import Activations
@@ -32,6 +32,8 @@ def fisher_difference(forget: FisherSums, remain: FisherSums | None = None, rema
     Departures: the released program subtracts averages (λ = 1), of squared batch gradients.
     """
     _check_sums("forget", forget)
+    if remain_weight is not None:
+        check_amount("remain_weight", remain_weight)
     if remain is None:
         if remain_weight is not None:
             raise InputError("remain_weight", "needs `remain`", remain_weight)
@@ -41,8 +43,6 @@ def fisher_difference(forget: FisherSums, remain: FisherSums | None = None, rema
     if remain_weight is None:
         # Subtracted as sums, so that the ranking is the paper's to the last bit and not up to the rounding of n_r/n_f.
         return {name: (forget_sum.double() - remain.sums[name].double()) / forget.count for name, forget_sum in forget.sums.items()}
-    if isinstance(remain_weight, bool) or not isinstance(remain_weight, Real) or not 0 <= remain_weight < math.inf:
-        raise InputError("remain_weight", "must be a finite number of at least 0", remain_weight)
     remain_means = remain.mean()
     return {name: forget_mean.double() - float(remain_weight) * remain_means[name].double() for name, forget_mean in forget.mean().items()}
 
@@ -80,6 +80,7 @@ def activation_difference(
     Departures: the released program divides the sums over samples by the number of batches (`average="batches"`), so a smaller last batch
     shifts the balance between the sets.
     """
+    check_choice("average", average, ("samples", "batches"))
 
     def means(argument: str, found: Activations) -> dict[str, Tensor]:
         size = found.batches if average == "batches" else int(found.counts.sum())
@@ -137,8 +138,7 @@ def random(parameters: nn.Module | Mapping[str, Sequence[int]], seed: int) -> Sc
     Paper: RandomMask.
     Departures: the released program draws whole output channels and their BatchNorm: `RandomMask.as_released()`.
     """
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise InputError("seed", "must be an integer", seed)
+    check_seed("seed", seed)
     if isinstance(parameters, nn.Module):
         shapes: Mapping[str, Sequence[int]] = {name: parameter.shape for name, parameter in parameters.named_parameters()}
     else:

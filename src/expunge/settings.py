@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, get_args
 
 from expunge.errors import InputError
 
+LARGEST = 2**63 - 1  # that torch takes as an integer
+MOST_EPOCHS = 10**6  # a training's plan is held in memory, epoch by epoch
+
 
 def check_number(argument: str, value: Any, low: float, high: float = math.inf, *, ends: str = "[)", rule: str | None = None) -> None:
     """A real number between `low` and `high`; `ends` says, as in mathematics, which of the two it may be."""
-    holds = isinstance(value, Real) and not isinstance(value, bool)
+    holds = isinstance(value, Real) and not _is_flag(value) and _fits(value)
     holds = holds and (low < value or (ends[0] == "[" and value == low)) and (value < high or (ends[1] == "]" and value == high))
     if not holds:
-        raise InputError(argument, rule or f"must be in {ends[0]}{low}, {high}{ends[1]}", _shown(value))
+        raise InputError(argument, rule or f"must be in {ends[0]}{low}, {high}{ends[1]}", shown(value))
 
 
 def check_amount(argument: str, value: Any) -> None:
@@ -26,22 +30,85 @@ def check_positive(argument: str, value: Any) -> None:
     check_number(argument, value, 0, ends="()", rule="must be a positive number")
 
 
+def is_number(value: Any) -> bool:
+    """A finite real number."""
+    return isinstance(value, Real) and _fits(value) and math.isfinite(value)
+
+
 def is_whole(value: Any) -> bool:
     """An integer, of numpy's too; a bool is none."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, Integral) and not _is_flag(value)
 
 
-def check_whole(argument: str, value: Any, least: int | None = None) -> None:
-    if not is_whole(value) or (least is not None and value < least):
-        raise InputError(argument, "must be a whole number" + ("" if least is None else f" of at least {least}"), _shown(value))
+def check_whole(argument: str, value: Any, least: int | None = None, most: int = LARGEST) -> None:
+    """A whole number from `least` to `most`; no rule of a user's own goes beyond what torch takes."""
+    if not is_whole(value) or (least is not None and value < least) or abs(int(value)) > most:
+        known = most if most < LARGEST else "2^63 - 1"
+        bounds = [] if least is None else [f"at least {least}"]
+        bounds += [f"at most {known}"] if is_whole(value) and abs(int(value)) > most else []
+        raise InputError(argument, "must be a whole number" + (f" of {' and '.join(bounds)}" if bounds else ""), shown(value))
+
+
+def check_seed(argument: str, value: Any) -> None:
+    """What torch takes as a seed, of a training with that of all its epochs."""
+    if not is_whole(value) or not -(2**63) <= value < 2**63:
+        raise InputError(argument, "must be an integer in [-2^63, 2^63)", shown(value))
+
+
+def check_flag(argument: str, value: Any) -> None:
+    if not _is_flag(value):
+        raise InputError(argument, "must be True or False", shown(value))
 
 
 def check_choice(argument: str, value: Any, choices: Any) -> None:
     """One of some strings, given as such or as a `Literal`."""
     allowed: Iterable[str] = get_args(choices) or choices
     if not isinstance(value, str) or value not in allowed:
-        raise InputError(argument, f"must be one of {', '.join(map(repr, allowed))}", repr(value))
+        raise InputError(argument, f"must be one of {', '.join(map(repr, allowed))}", shown(value))
 
 
-def _shown(value: Any) -> Any:
-    return value if isinstance(value, Real) else repr(value)
+def check_builder(argument: str, value: Any, rule: str) -> None:
+    """A function, or None."""
+    if value is not None and not callable(value):
+        raise InputError(argument, rule, shown(value))
+
+
+def make_plain(settings: Any) -> None:
+    """Numbers of numpy, and fractions, become Python's own: torch does not take all of them, and a `repr` is what is kept of settings."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        plain = plain_number(value)
+        if plain is not value:
+            object.__setattr__(settings, field.name, plain)
+
+
+def plain_number(value: Any) -> Any:
+    if type(value) in (bool, float) or (type(value) is int and abs(value) <= LARGEST + 1):
+        return value
+    if _is_flag(value):
+        return bool(value)
+    if isinstance(value, Integral) and abs(int(value)) <= LARGEST + 1:
+        return int(value)
+    return float(value) if isinstance(value, Real) and _fits(value) else value
+
+
+def shown(value: Any) -> int | float | str:
+    """A value as an error shows it, on one line and not too long, whatever it is."""
+    plain = int(value) if is_whole(value) else plain_number(value)
+    if isinstance(plain, (int, float)):
+        return plain
+    line = " ".join(repr(value).split())
+    return line if len(line) <= 200 else f"{line[:200]}..."
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")  # of numpy
+
+
+def _fits(value: Any) -> bool:
+    """Whether a float can hold it, if only as infinity."""
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True

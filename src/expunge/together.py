@@ -14,7 +14,7 @@ from expunge.batches import Data, as_batches, device_of
 from expunge.modes import Generators, seeded, uncached
 from expunge.objective import Objective
 from expunge.progress import track
-from expunge.tuning import Phase, Tuning, steps
+from expunge.tuning import Phase, Tuning, check_training, steps
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ def train_together(trainings: Sequence[Training], objective: Objective = Objecti
     Each ends with what `train` alone would give. On CUDA they share the device's random numbers: there it is so unless they draw some while
     they train (dropout, augmentation).
     """
+    for each in trainings:
+        check_training(each.model, each.tuning, objective)
     phases = [Phase(as_batches(each.data, "data", each.tuning.batch_size), "data") for each in trainings]
     total = sum(each.tuning.schedule.epochs * len(phase.batches) for each, phase in zip(trainings, phases, strict=True))
     with ExitStack() as stack:

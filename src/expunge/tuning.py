@@ -17,16 +17,27 @@ from torch.optim import SGD, Optimizer
 
 from expunge import checkpoints, masks
 from expunge.batches import Batches, Data, Rows, as_batches, device_of, tensors, to_device
-from expunge.checks import check_finite, finite_tensors, screened
+from expunge.calling import RAW, not_about_inputs, unusable
+from expunge.checks import check_finite, check_module, finite_tensors, screened
 from expunge.contents import data_digest
 from expunge.errors import DivergedError, InputError, ModelError, naming
 from expunge.lone import Lone
 from expunge.modes import hooked, in_mode, seeded
-from expunge.objective import Batch, Objective, check_form, check_labels, cross_entropy
+from expunge.objective import Batch, Objective, check_objective
 from expunge.progress import track
 from expunge.replays import Replays
-from expunge.schedules import Constant, Replay, Schedule, Steps, replay
-from expunge.settings import check_amount, check_choice, check_whole
+from expunge.schedules import Constant, Replay, Schedule, Steps, check_schedule, replay
+from expunge.settings import (
+    check_amount,
+    check_builder,
+    check_choice,
+    check_flag,
+    check_number,
+    check_seed,
+    check_whole,
+    make_plain,
+    shown,
+)
 
 __all__ = [
     "Constant",
@@ -69,15 +80,16 @@ class Tuning:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        if isinstance(self.schedule, type) or not all(hasattr(self.schedule, part) for part in ("rate", "epochs")):
-            raise InputError("schedule", "must be a schedule of learning rates, such as Constant(0.01, epochs=5)", repr(self.schedule))
-        if self.optimizer is not None and not callable(self.optimizer):
-            raise InputError("optimizer", "must build an optimizer from parameters, as torch.optim.Adam does", repr(self.optimizer))
+        check_schedule(self.schedule)
+        check_builder("optimizer", self.optimizer, "must build an optimizer from parameters, as torch.optim.Adam does")
         check_whole("batch_size", self.batch_size, least=1)
         check_amount("momentum", self.momentum)
         check_amount("weight_decay", self.weight_decay)
-        check_whole("seed", self.seed)
+        check_flag("freeze", self.freeze)
+        check_seed("seed", self.seed)
+        check_flag("eval_mode", self.eval_mode)
         check_choice("precision", self.precision, Precision)
+        make_plain(self)
 
 
 def train(
@@ -103,9 +115,17 @@ def train(
 
     On CUDA, where the data are tensors on the device and the model has no hooks, each step is replayed as one CUDA graph.
     """
+    check_training(model, tuning, objective)
     batches = as_batches(data, "data", tuning.batch_size)
     hold = partial(masks.freeze, model, mask) if tuning.freeze and mask is not None else None
     train_phases(model, lambda epoch: [Phase(batches, "data")], tuning, objective, hold, after_epoch, progress, keep)
+
+
+def check_training(model: nn.Module, tuning: Tuning, objective: Objective) -> None:
+    check_module(model)
+    if not isinstance(tuning, Tuning):
+        raise InputError("tuning", "must be a Tuning, such as Tuning(Constant(0.01, epochs=5))", shown(tuning))
+    check_objective(objective)
 
 
 @dataclass(frozen=True)
@@ -208,7 +228,7 @@ def _epoch(
             samples = phase.samples
             batches = (screened(phase.batches, phase.argument, objective) if check else phase.batches).shuffled(tuning.seed + epoch)
         for iteration, batch in enumerate(update.lone.kept(batches, phase.argument, samples)):
-            update.set_rate(tuning.schedule.rate(epoch + (done + iteration) / length))
+            update.set_rate(_rate(tuning, epoch + (done + iteration) / length))
             with naming(phase.argument):
                 loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
             noted[done + iteration].copy_(loss)
@@ -224,7 +244,7 @@ def _epoch(
 def _settings(tuning: Tuning, optimizer: Optimizer, plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
     """What makes a training the same one. The schedule by its rates, the optimizer by what it holds: their names need not tell."""
     steps = [sum(len(phase.batches) for phase in parts) for parts in plan]
-    rates = [[tuning.schedule.rate(epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
+    rates = [[_rate(tuning, epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
     runs = ", ".join(f"{len(list(equal))}x{rate:g}" for rate, equal in itertools.groupby(of_epoch[0] for of_epoch in rates))
     digest = hashlib.sha256(repr(rates).encode()).hexdigest()[:8]
     how = ("params", "lr", "foreach", "fused", "capturable", "differentiable")  # set by the loop, or for speed alone
@@ -257,11 +277,19 @@ class _Update:
     def __call__(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
         low = self.tuning.precision == "bfloat16"
         with torch.autocast(device_of(self.model).type, torch.bfloat16) if low else nullcontext():  # else as the caller has it
-            loss = (phase.loss or partial(_mean_loss, self.objective))(self.model, batch, losses)
+            loss = self._loss(phase, batch, losses)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()
         return loss.detach()
+
+    def _loss(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
+        try:
+            return (phase.loss or partial(_mean_loss, self.objective))(self.model, batch, losses)
+        except RAW as error:
+            if not_about_inputs(error):
+                raise
+            raise unusable(self.model, batch, error) from error
 
     def set_rate(self, rate: float) -> None:
         if rate == self._rate:
@@ -301,19 +329,16 @@ def _on_device(rows: Rows, device: torch.device) -> bool:
 
 def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
     """Look at all of the data before the first step: replayed ones cannot."""
-    logits: Tensor | None = None
+    logits: torch.Size | None = None
     with naming(phase.argument), in_mode(model, training=False), torch.no_grad():
         for batch in screened(phase.batches, phase.argument, objective):
-            if logits is None:
-                logits = objective.outputs(model, batch)
-                if objective.losses is cross_entropy:
-                    check_form(logits.shape, objective.targets(batch))
-            if objective.losses is cross_entropy:
-                check_labels(logits.shape, objective.targets(batch))
+            first = logits is None
+            logits = objective.logits(model, batch).shape if logits is None else logits
+            objective.check_batch(logits, batch, same_batch=first)
 
 
 def _mean_loss(objective: Objective, model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
-    return losses(objective.outputs(model, batch), objective.targets(batch)).mean()
+    return losses(objective.logits(model, batch), objective.targets(batch)).mean()
 
 
 def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
@@ -327,10 +352,18 @@ def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
     return optimizer
 
 
+def _rate(tuning: Tuning, time: float) -> float:
+    """What the schedule says, which may be a user's own."""
+    rate = tuning.schedule.rate(time)
+    rate = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
+    check_number("schedule", rate, 0, rule=f"must give a finite rate of at least 0 at every time, and so at {time:g}")
+    return float(rate)
+
+
 def _optimizer(trainable: list[nn.Parameter], tuning: Tuning) -> Optimizer:
     if tuning.optimizer is not None:
         return _checked(tuning.optimizer(trainable), trainable)
-    rate: float | Tensor = tuning.schedule.rate(0)
+    rate: float | Tensor = _rate(tuning, 0)
     fused = all(parameter.is_cuda for parameter in trainable)
     if fused:
         rate = torch.tensor(rate, device=trainable[0].device)  # there it can change between replays of a captured step

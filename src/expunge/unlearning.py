@@ -8,22 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from expunge import heads
 from expunge.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.checks import check_finite, check_model, finite_tensors, screened
 from expunge.classes import check_classes
+from expunge.columns import as_dataset
 from expunge.copies import copied
 from expunge.errors import InputError, ModelError, naming
+from expunge.labels import as_labels
 from expunge.methods import FisherMask, Method, Run
 from expunge.metrics import accuracy, unlearn_score
 from expunge.metrics.accuracy import check_targets
 from expunge.modes import in_mode, seeded
-from expunge.objective import Objective, check_form, check_labels, cross_entropy
+from expunge.objective import Batch, Objective, check_objective
 from expunge.overlap import check_disjoint
 from expunge.patches import Patch
-from expunge.settings import check_whole
+from expunge.settings import check_whole, shown
 
 
 @dataclass(frozen=True)
@@ -57,29 +60,33 @@ def unlearn(
     method: Method = FisherMask(),
     *,
     objective: Objective = Objective(),
-    head: tuple[str, ...] | None = None,
+    head: Sequence[str] | str | None = None,
     watch: Mapping[str, Data] | None = None,
     batch_size: int = 128,
     progress: bool = False,
 ) -> Outcome:
     """Make a copy of the model forget.
 
-    Data are datasets, loaders or iterables of batches, (x, y) or mappings. `watch` names the data whose accuracies are recorded after
-    every epoch; None: the remain and the forget data, {}: nothing. `head` names the classifier's parameters where they cannot be found
-    from the graph. `batch_size` cuts datasets for measuring; training has its own, in the method's `Tuning`.
+    Data are datasets, loaders or iterables of batches, (x, y) or mappings; or all samples at once, a tuple (x, y). `watch` names the data
+    whose accuracies are recorded after every epoch; None: the remain and the forget data, {}: nothing. `head` names the classifier's
+    parameters, or its module, where they cannot be found from the graph. `batch_size` cuts datasets for measuring; training has its
+    own, in the method's `Tuning`.
 
     The caller's weights, modes, flags, gradients and random states are as they were, also when this raises.
     """
     check_model(model)
     if not callable(method) or isinstance(method, type):
-        raise InputError("method", "must be a method with its settings, such as FisherMask()", repr(method))
+        raise InputError("method", "must be a method with its settings, such as FisherMask()", shown(method))
     check_whole("batch_size", batch_size, least=1)
-    if not isinstance(objective, Objective):
-        raise InputError("objective", "must be an Objective, such as Objective(losses=...)", repr(objective))
+    batch_size = int(batch_size)
+    check_objective(objective)
+    head = None if head is None else heads.named(model, head)
     if watch is not None and not isinstance(watch, Mapping):
         raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)
     if remain is not None and remain is forget:
         raise InputError("remain", "must not be the forget set", "the same object")
+    if remain is not None:
+        forget, remain = as_dataset(forget, "forget"), as_dataset(remain, "remain")
     # The copy and whatever is made of it must be trainable, also where the caller is in inference mode.
     with torch.inference_mode(False), seeded(0, device_of(model)):
         forget = _kept(forget, "forget", batch_size)
@@ -94,6 +101,9 @@ def unlearn(
             check_disjoint(forget, remain, objective, progress)
         for name, batches in kept.items():
             _check_watched(changed, batches, arguments[name], objective)
+        # A loader is not asked for a batch more than a method reads: it may be costly, or hold a stream.
+        if remain is not None and not isinstance(remain, DataLoader) and not any(data is remain for data in watched.values()):
+            _first_logits(changed, as_batches(remain, "remain", batch_size), "remain", objective)
         finite = finite_tensors(changed)
 
         def still_finite() -> None:
@@ -147,26 +157,30 @@ def _check_forget(model: nn.Module, forget: Data, objective: Objective, batch_si
     with naming("forget"), in_mode(model, training=False), torch.no_grad():
         for batch in screened(as_batches(forget, "forget", batch_size), "forget", objective):
             held: Any = to_device(batch, device)
+            first = logits is None
             if logits is None:
-                logits = objective.outputs(model, held)
+                logits = objective.logits(model, held)
                 if not torch.isfinite(logits).all():
                     raise ModelError("model: its outputs on the forget data must be finite")
-                if objective.losses is cross_entropy:
-                    check_form(logits.shape, objective.targets(held))
-            if objective.losses is cross_entropy:
-                check_labels(logits.shape, objective.targets(held))
+            objective.check_batch(logits.shape, held, same_batch=first)
     assert logits is not None  # data without a batch are refused where they are read
     return logits.shape
 
 
+def _first_logits(model: nn.Module, data: Batches, argument: str, objective: Objective) -> tuple[Batch, Tensor]:
+    """One batch and what the model makes of it, before anything is done."""
+    device = device_of(model)
+    with naming(argument), seeded(0, device), in_mode(model, training=False), torch.no_grad():
+        held = to_device(next(iter(data)), device)
+        return held, objective.logits(model, held)
+
+
 def _check_watched(model: nn.Module, data: Batches, argument: str, objective: Objective) -> None:
     """Look at one batch before anything is done: an accuracy that cannot be had would be missed only after the first epoch."""
-    device = device_of(model)
-    with seeded(0, device), in_mode(model, training=False), torch.no_grad():
-        held = to_device(next(iter(data)), device)
-        try:
-            logits, targets = objective.outputs(model, held), objective.targets(held)
-            check_targets(logits, targets)
-            check_classes(objective, logits, targets, "accuracy needs")
-        except InputError as error:
-            raise InputError(argument, f"{error.rule} (watch={{}} measures no accuracy)", error.found) from error
+    batch, logits = _first_logits(model, data, argument, objective)
+    try:
+        targets = as_labels(objective.targets(batch))
+        check_targets(logits, targets)
+        check_classes(objective, logits, targets, "accuracy needs")
+    except InputError as error:
+        raise InputError(argument, f"{error.rule} (watch={{}} measures no accuracy)", error.found) from error

@@ -296,7 +296,6 @@ def test_many_samples_lose_nothing():
         (lambda m, x, y: (nn.Flatten(), [(x, y)]), ModelError, "no parameters"),
         (lambda m, x, y: (m.requires_grad_(False), [(x, y)]), ModelError, "no parameters"),
         (lambda m, x, y: (lambda x: x, [(x, y)]), InputError, "torch.nn.Module"),
-        (lambda m, x, y: (m, [(x, y.int())]), InputError, "int64"),
     ],
 )
 def test_bad_input(change, error, message):

@@ -5,8 +5,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from expunge import activations, channels, heads
 from expunge.errors import DivergedError, InputError
-from expunge.metrics import accuracy, unlearn_score
+from expunge.metrics import Relearning, accuracy, logits, relearn_time, unlearn_score
+from expunge.tuning import Constant, Tuning
+from tests.methods import properties
 
 
 def network() -> nn.Sequential:
@@ -99,3 +102,32 @@ def test_the_unlearn_score_is_remain_over_one_plus_forget():
 def test_percent_and_nonsense_are_refused(remain, forget):
     with pytest.raises(InputError, match="fraction"):
         unlearn_score(remain, forget)
+
+
+class Counting(nn.Module):
+    """A table that is renormalised when it is read, and a buffer that counts the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 4, max_norm=0.1), nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, words):
+        self.calls += 1
+        return self.head(self.table(words).mean(1))
+
+
+MEASURES = {
+    "accuracy": lambda model, batch: accuracy(model, [batch]),
+    "logits": lambda model, batch: logits(model, [batch]),
+    "re-learn time": lambda model, batch: relearn_time(model, model, [batch], [batch], Relearning(Tuning(Constant(0.1, 2)))),
+    "head": lambda model, batch: heads.find(model, batch),
+    "activations": lambda model, batch: activations.measure(model, [batch], channels.find(model, batch)),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_what_a_forward_pass_changes_is_put_back(name):
+    model, batch = Counting(), (torch.arange(8).reshape(4, 2), torch.tensor([0, 1, 2, 0]))
+    with properties.assert_untouched(model):
+        MEASURES[name](model, batch)

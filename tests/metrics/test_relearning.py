@@ -153,3 +153,37 @@ def test_mistakes_are_named(original, masked, scenario):
         Relearning(margin=-1)
     with pytest.raises(DivergedError):
         relearn_time(masked, original, forget, data, Relearning(Tuning(Constant(1e200, 3))))
+
+
+class Keeping(nn.Module):
+    """Keeps its last features, with their graph: copy.deepcopy alone refuses them."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.features = inner, None
+
+    def forward(self, x):
+        self.features = self.inner(x)
+        return self.features * 1
+
+
+def test_a_model_that_keeps_activations_is_copied(masked, original, scenario):
+    expected = relearn_time(masked, original, scenario.forget, scenario.train, QUICK)
+    keeping = Keeping(copy.deepcopy(masked))
+    keeping(scenario.train[0][0][None].expand(2, -1, -1, -1))
+    features = keeping.features
+    with properties.assert_untouched(keeping):
+        assert relearn_time(keeping, original, scenario.forget, scenario.train, QUICK) == expected
+    assert features.grad_fn is not None
+
+
+def test_the_parameters_that_may_move_are_named_before_any_work(masked, original, scenario):
+    for only in (3, ["7.weight", 3], True):
+        with pytest.raises(InputError, match="^only: must be one or more names of the model's parameters"):
+            relearn_time(masked, original, scenario.forget, scenario.train, only=only)
+    with pytest.raises(ModelError, match="^only: must name parameters"):
+        relearn_time(masked, original, [], scenario.train, only="nine")
+    with pytest.raises(InputError, match="^original: must be a torch.nn.Module; found NoneType"):
+        relearn_time(masked, None, scenario.forget, scenario.train)
+    with pytest.raises(InputError, match="^relearning: must be a Relearning"):
+        relearn_time(masked, original, scenario.forget, scenario.train, Tuning())

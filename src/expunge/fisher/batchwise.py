@@ -19,7 +19,7 @@ def batch_squares(model: nn.Module, parameters: Mapping[str, nn.Parameter], batc
     A square of a sum over samples, not a sum of squares: it depends on the batch size and on which samples share a batch.
     """
     with torch.enable_grad():
-        logits = objective.outputs(model, fresh(batch))
+        logits = objective.logits(model, fresh(batch))
         if logits.dim() != 2 or logits.shape[1] < 2:
             raise InputError("kind", "the batch rule needs logits of shape (N, K), K classes and not one", tuple(logits.shape))
         losses = -wide(logits).log_softmax(1).mean(0)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from expunge.artifacts import weights_digest
 from expunge.batches import Data, as_batches, batch_size, device_of, few, take, tensors, to_device
-from expunge.checks import check_batch, check_model
+from expunge.calling import out_of_memory
+from expunge.checks import check_batch, check_model, check_module, check_names
 from expunge.classes import check_classes
 from expunge.errors import InputError, ModelError
 from expunge.fisher import cotangents as kinds
@@ -23,14 +24,15 @@ from expunge.fisher.samples import Squares, batched, fresh, looped
 from expunge.fisher.scratch import Scratch
 from expunge.fisher.sums import FisherSums
 from expunge.fisher.survey import Plan, survey
-from expunge.modes import hooked, in_mode, seeded
-from expunge.objective import Batch, Objective, check_labels, cross_entropy
+from expunge.modes import hooked, in_mode, seeded, unchanged
+from expunge.objective import Batch, Objective, check_objective, cross_entropy
 from expunge.progress import track
 from expunge.replays import Replays, Result
-from expunge.settings import check_whole
+from expunge.settings import check_choice, check_whole
 
 Step = Callable[[tuple[Batch, Tensor]], Pass]  # of a batch and its noise
 KINDS = ("empirical", "expected", "sampled", "batch")
+MOST_DRAWS = 10**6  # numbers a sample that are drawn at once
 
 
 def diagonal(
@@ -55,13 +57,13 @@ def diagonal(
     The result does not depend on the batch size or on the order of the samples beyond rounding. `parameters` names those wanted
     (default: all with requires_grad). The model, its modes, flags, grads, hooks and the random state are left as they were.
     """
-    if kind not in KINDS:
-        raise InputError("kind", f"must be one of {', '.join(KINDS)}", kind)
-    check_whole("draws", draws, least=1)
+    check_choice("kind", kind, KINDS)
+    check_whole("draws", draws, least=1, most=MOST_DRAWS)
     check_whole("seed", seed, least=0)
-    objective = objective or Objective()
-    data = as_batches(batches)
+    objective = Objective() if objective is None else objective
+    check_objective(objective)
     wanted = _wanted(model, parameters)
+    data = as_batches(batches)
     digest = weights_digest(model)
     with undisturbed(model, wanted):
         if kind == "batch":
@@ -124,7 +126,7 @@ class _Samplewise(_Totals):
         super().__init__(model, parameters, objective)
         self.cotangents = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
         self.draws = draws if kind == "sampled" else 0
-        self.generator = numpy.random.Generator(numpy.random.Philox(seed))
+        self.generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
         self.plan: Plan | None = None
         self.step: Step | None = None  # by the plan; it keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
@@ -141,7 +143,7 @@ class _Samplewise(_Totals):
             try:
                 squares = self.squares(batch, noise)
             except RuntimeError as error:
-                if samples == 1 or not _out_of_memory(error):
+                if samples == 1 or not out_of_memory(error):
                     raise
             else:
                 return self.commit(squares, samples)
@@ -162,8 +164,8 @@ class _Samplewise(_Totals):
         if self.step is None:
             captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model))
             self.step = _replayed(self.by(plan)) if captured else self.by(plan)
-        if self.logits is not None and self.objective.losses is cross_entropy:
-            check_labels(self.logits, self.objective.targets(batch))  # a replayed pass cannot
+        if self.logits is not None:
+            self.objective.check_batch(self.logits, batch)  # a replayed pass cannot
         found = self.step((batch, noise))
         self.logits = found.logits
         if found.unexpected:
@@ -210,7 +212,7 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
     """The model in eval mode with gradients asked of these parameters alone; everything as it was afterwards, also when it raises."""
     states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
     chosen = {id(value) for value in parameters.values()}
-    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), _kept(model):
+    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model):
         try:
             for value, _, _ in states:
                 value.grad = None
@@ -222,27 +224,9 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
                 value.grad = gradient
 
 
-@contextmanager
-def _kept(model: nn.Module) -> Iterator[None]:
-    """Buffers that a forward pass may change (counters), and tables that it may renormalise, are put back."""
-    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
-    tables = [module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm]
-    held = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
-    copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in held]
-    try:
-        yield
-    finally:
-        for place, named in buffers:
-            place.update(named)
-        with torch.no_grad():
-            for tensor, version, copy in copies:
-                if tensor._version != version:
-                    tensor.copy_(copy)
-
-
 def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
-    held = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
-    buffers = dict(model.named_buffers()) if held else {}
+    check_module(model)
+    held, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     strange = [name for name, value in (held | buffers).items() if value.is_inference() or (name in held and value.is_complex())]
     if strange:
         raise ModelError(f"parameters must be real, and not made under torch.inference_mode; found {strange[0]}")
@@ -250,7 +234,7 @@ def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Param
     if names is None:
         chosen = {name: value for name, value in held.items() if value.requires_grad}
     else:
-        asked = list(names)
+        asked = check_names("parameters", names)
         if unknown := [name for name in asked if name not in held]:
             raise InputError("parameters", "must be names of the model's parameters", unknown[:4])
         chosen = {name: held[name] for name in asked}
@@ -265,10 +249,6 @@ def _check_distribution(model: nn.Module, batch: Batch, objective: Objective, ki
         return
     held = fresh(few(batch))
     with torch.no_grad():
-        logits = objective.outputs(model, held)
+        logits = objective.logits(model, held)
         if logits.dim() == 2 and logits.shape[1] > 1:  # others have no such distribution, whatever the losses
             check_classes(objective, logits, objective.targets(held), f'the kind "{kind}" (unlike "empirical") needs')
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error) or "not enough memory" in str(error)

@@ -45,7 +45,7 @@ def closed_forms(
         scratch.begin()
         interception = Interception(names, layouts, batch_size(batch), scratch)
         with torch.enable_grad(), interception:
-            logits = objective.outputs(model, fresh(batch))
+            logits = objective.logits(model, fresh(batch))
         sent = cotangents(logits)
         if interception.outside:  # their layouts do not hold here, and need not let a backward pass through
             return Pass({}, sent, logits.shape, interception.outside)

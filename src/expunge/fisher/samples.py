@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def looped(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Seq
     totals = {name: wide(torch.zeros_like(parameters[name])) for name in names}
     for index in range(batch_size(batch)):
         with torch.enable_grad():
-            logits = objective.outputs(model, fresh(take(batch, slice(index, index + 1))))
+            logits = objective.logits(model, fresh(take(batch, slice(index, index + 1))))
         add_single(totals, parameters, logits, [cotangent[index : index + 1] for cotangent in cotangents])
     return totals
 
@@ -54,12 +55,13 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
 
     def one(sample: Batch, rows: Tensor) -> dict[str, Tensor]:
         def outputs(values: dict[str, Tensor]) -> Tensor:
+            @wraps(model.forward)  # its names, by which a mapping's entries are passed
             def call(*args: Any, **kwargs: Any) -> Any:
                 return functional_call(
                     model, {place: values[name] for name in names for place in places[name]}, args, kwargs, tie_weights=False
                 )
 
-            return objective.outputs(call, each_tensor(sample, lambda tensor: tensor[None]))[0]
+            return objective.logits(call, each_tensor(sample, lambda tensor: tensor[None]))[0]
 
         logits, pull = vjp(outputs, chosen)[:2]
         (gradients,) = vmap(pull)(rows.to(logits.dtype))

@@ -7,7 +7,6 @@ what that cannot do, one sample after the other.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from expunge.batches import batch_size, device_of, each_tensor, take
+from expunge.copies import copied
 from expunge.errors import ModelError
 from expunge.fisher import tf32
 from expunge.fisher.interception import Interception
@@ -59,7 +59,7 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     except _Doubt:
         pass
     try:
-        twin = copy.deepcopy(model).double()
+        twin = copied(model).double()
         named = dict(twin.named_parameters())
         wide_probe = each_tensor(probe, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
         with torch.autocast(device_of(twin).type, enabled=False):
@@ -108,7 +108,7 @@ def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Ba
     names = {id(parameter): name for name, parameter in parameters.items()}
     provenance = Provenance([*model.parameters(), *model.buffers()])
     with Interception(names, None, batch_size(batch), Scratch(), provenance) as interception:
-        return objective.outputs(model, fresh(batch)), interception
+        return objective.logits(model, fresh(batch)), interception
 
 
 def _random_like(logits: Tensor) -> Tensor:

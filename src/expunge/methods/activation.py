@@ -17,7 +17,7 @@ from expunge.masks import Rounding, Scope
 from expunge.methods.run import Run, change_and_tune, check_tuning, mask_and_tune, needs_remain
 from expunge.objective import Batch
 from expunge.patches import Patch
-from expunge.settings import check_choice, check_number, check_whole
+from expunge.settings import check_choice, check_flag, check_number, check_seed, check_whole, make_plain
 from expunge.tuning import Tuning
 
 
@@ -47,7 +47,10 @@ class ActivationMask:
         check_choice("scope", self.scope, Scope)
         check_choice("rounding", self.rounding, Rounding)
         check_choice("average", self.average, ("samples", "batches"))
+        check_flag("with_norm", self.with_norm)
+        check_flag("include_head", self.include_head)
         check_tuning(self.tuning)
+        make_plain(self)
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning(), rounding: Rounding = "down") -> ActivationMask:
@@ -102,8 +105,10 @@ class TfIdfMask:
         check_choice("reading", self.reading, ("text", "released"))
         if self.batches is not None:
             check_whole("batches", self.batches, least=1)
-        check_whole("seed", self.seed)
+        check_seed("seed", self.seed)
+        check_flag("include_head", self.include_head)
         check_tuning(self.tuning)
+        make_plain(self)
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning()) -> TfIdfMask:

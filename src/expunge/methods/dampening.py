@@ -18,7 +18,7 @@ from expunge.fisher import FisherSums
 from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
 from expunge.objective import Batch, Objective
 from expunge.patches import Patch
-from expunge.settings import check_choice, check_number
+from expunge.settings import check_choice, check_number, make_plain
 from expunge.tuning import Tuning
 
 RELEASED_BATCH_SIZE = 64
@@ -48,6 +48,7 @@ class SSD:
             check_number(argument, value, 0, ends="[]", rule="must be 0 or more")
         check_choice("kind", self.kind, ("empirical", "expected", "loss-batch"))
         check_tuning(self.tuning)
+        make_plain(self)
 
     @classmethod
     def as_released(cls, threshold: float = 10.0, dampening: float = 1.0, tuning: Tuning | None = None) -> SSD:

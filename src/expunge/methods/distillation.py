@@ -14,10 +14,10 @@ from expunge.batches import Batches, Data, as_batches, batch_size, device_of
 from expunge.copies import copied
 from expunge.methods.run import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
-from expunge.methods.training import reset
+from expunge.methods.training import built, reset
 from expunge.modes import seeded
 from expunge.objective import Batch
-from expunge.settings import check_amount, check_positive, check_whole
+from expunge.settings import check_amount, check_builder, check_positive, check_whole, make_plain
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
 
@@ -40,6 +40,8 @@ class BadTeacher:
     def __post_init__(self) -> None:
         _check_temperature(self.temperature)
         check_tuning(self.tuning, "BadTeacher")
+        check_builder("fresh", self.fresh, "must be a function that builds the network with new weights, or None")
+        make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "BadTeacher")
@@ -64,7 +66,7 @@ class BadTeacher:
     def _random(self, model: nn.Module) -> nn.Module:
         with seeded(self.tuning.seed, device_of(model)):
             if self.fresh is not None:
-                return self.fresh().to(next(model.parameters()))
+                return built(self.fresh).to(next(model.parameters()))
             random = copied(model)
             reset(random)
             return random
@@ -98,6 +100,7 @@ class SCRUB:
         check_whole("max_epochs", self.max_epochs, least=0)
         check_whole("forget_batch_size", self.forget_batch_size, least=1)
         check_tuning(self.tuning, "SCRUB")
+        make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SCRUB")

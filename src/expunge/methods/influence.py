@@ -12,11 +12,11 @@ from torch import nn
 
 from expunge import curvature
 from expunge.batches import Batches, Data, batch_size
-from expunge.curvature import ConjugateGradients, LiSSA, Solver
+from expunge.curvature import ConjugateGradients, LiSSA, Solver, check_solver
 from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
 from expunge.objective import Batch
 from expunge.patches import Patch
-from expunge.settings import check_amount, check_choice
+from expunge.settings import check_amount, check_choice, make_plain
 from expunge.tuning import Tuning
 
 
@@ -43,7 +43,9 @@ class Influence:
     def __post_init__(self) -> None:
         check_choice("gradient", self.gradient, ("mean", "sum"))
         check_amount("strength", self.strength)
+        check_solver("solver", self.solver)
         check_tuning(self.tuning)
+        make_plain(self)
 
     @classmethod
     def as_released(cls, tuning: Tuning | None = None) -> Influence:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +18,7 @@ from expunge.masks import Granularity, Mask, Rounding, Scope, Which
 from expunge.methods.run import Run, check_tuning, mask_and_tune, needs_remain
 from expunge.objective import IGNORED
 from expunge.patches import Patch
-from expunge.settings import check_choice, check_number, check_whole
+from expunge.settings import check_choice, check_flag, check_number, check_seed, check_whole, make_plain
 from expunge.tuning import Tuning
 
 
@@ -49,10 +48,12 @@ class FisherMask:
         check_number("ratio", self.ratio, 0, 1)
         check_choice("rounding", self.rounding, Rounding)
         if self.remain_weight is not None:
-            check_number("remain_weight", self.remain_weight, -math.inf, ends="()", rule="must be a finite number, or None")
+            check_number("remain_weight", self.remain_weight, 0, rule="must be a finite number of at least 0, or None")
         check_choice("kind", self.kind, fisher.KINDS)
         _check_units(self.granularity, self.scope, self.which)
+        check_flag("include_head", self.include_head)
         check_tuning(self.tuning)
+        make_plain(self)
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning(), rounding: Rounding = "down") -> FisherMask:
@@ -99,8 +100,11 @@ class RandomMask:
         check_number("ratio", self.ratio, 0, 1)
         check_choice("rounding", self.rounding, Rounding)
         _check_units(self.granularity, self.scope, self.which)
-        check_whole("seed", self.seed)
+        check_flag("include_head", self.include_head)
+        check_seed("seed", self.seed)
+        check_flag("with_norm", self.with_norm)
         check_tuning(self.tuning)
+        make_plain(self)
         if self.with_norm and self.granularity != "channel":
             raise InputError("with_norm", 'needs granularity="channel"', repr(self.granularity))
 
@@ -136,7 +140,10 @@ class MaskClassifier:
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
+        if self.label is not None:
+            check_whole("label", self.label, least=0)
         check_tuning(self.tuning)
+        make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:

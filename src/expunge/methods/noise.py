@@ -17,7 +17,7 @@ from expunge.curvature import ConjugateGradients, Vector
 from expunge.errors import InputError
 from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
 from expunge.patches import Patch
-from expunge.settings import check_amount, check_choice, check_whole
+from expunge.settings import check_amount, check_choice, check_seed, check_whole, make_plain, shown
 from expunge.tuning import Tuning
 
 Kind = Literal["expected", "empirical", "sampled"]
@@ -50,6 +50,8 @@ class FisherNoise:
     def __post_init__(self) -> None:
         _check_settings(self)
         check_choice("reading", self.reading, ("text", "released"))
+        if self.label is not None:
+            check_whole("label", self.label, least=0)
         if self.label is not None and self.reading == "text":
             raise InputError("label", "is for the released reading: the text redraws no row", self.label)
 
@@ -102,6 +104,8 @@ class NewtonNoise:
 
     def __post_init__(self) -> None:
         _check_settings(self)
+        if not isinstance(self.solver, ConjugateGradients):
+            raise InputError("solver", "must be ConjugateGradients with its settings", shown(self.solver))
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "NewtonNoise")
@@ -170,5 +174,6 @@ def _rows(model: nn.Module, head: tuple[str, ...], labels: tuple[int, ...]) -> d
 def _check_settings(method: FisherNoise | NewtonNoise) -> None:
     check_amount("scale", method.scale)
     check_choice("kind", method.kind, NoiseKind if isinstance(method, FisherNoise) else Kind)
-    check_whole("seed", method.seed)
+    check_seed("seed", method.seed)
     check_tuning(method.tuning)
+    make_plain(method)

@@ -11,7 +11,7 @@ from expunge.lone import Lone
 from expunge.methods.run import Run, check_tuning, needs_remain
 from expunge.methods.streams import cycled, tune_phases
 from expunge.objective import Batch
-from expunge.settings import check_number
+from expunge.settings import check_number, make_plain
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
 
@@ -54,6 +54,7 @@ class NegGradPlus:
     def __post_init__(self) -> None:
         check_number("remain_weight", self.remain_weight, 0, 1, ends="[]")
         check_tuning(self.tuning, "NegGradPlus")
+        make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "NegGradPlus")

@@ -15,6 +15,7 @@ from expunge.errors import InputError
 from expunge.methods.run import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.objective import IGNORED, Batch
+from expunge.settings import check_flag, make_plain
 from expunge.tuning import Constant, Losses, Phase, Tuning
 
 
@@ -33,7 +34,9 @@ class RandomLabels:
     tuning: Tuning = Tuning(Constant(1e-4, 3), optimizer=Adam)
 
     def __post_init__(self) -> None:
+        check_flag("exclude_own", self.exclude_own)
         check_tuning(self.tuning, "RandomLabels")
+        make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "RandomLabels")

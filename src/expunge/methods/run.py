@@ -17,6 +17,7 @@ from expunge.errors import InputError, naming
 from expunge.modes import in_mode, seeded
 from expunge.objective import Objective
 from expunge.patches import Patch
+from expunge.settings import shown
 from expunge.tuning import Tuning
 
 
@@ -64,7 +65,7 @@ def class_shape(model: nn.Module, forget: Data, remain: Data, run: Run, why: str
     with seeded(0, device), in_mode(model, training=False), torch.no_grad():
         for data, argument in ((forget, "forget"), (remain, "remain")):
             batch = to_device(next(iter(run.batches(data, argument))), device)
-            logits = run.objective.outputs(model, batch)
+            logits = run.objective.logits(model, batch)
             check_classes(run.objective, logits, run.objective.targets(batch), why)
             shapes.append(logits.shape)
     return shapes[0]
@@ -74,7 +75,7 @@ def check_tuning(settings: Tuning | None, method: str = "") -> None:
     """A `Tuning`; or none, where no `method` that cannot do without is named."""
     if not isinstance(settings, Tuning) and (method or settings is not None):
         rule = f"{method} trains, and needs a Tuning" if method else "must be a Tuning, or None for no training"
-        raise InputError("tuning", rule, repr(settings))
+        raise InputError("tuning", rule, shown(settings))
 
 
 def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Run, mask: Mapping[str, Tensor] | None = None) -> None:

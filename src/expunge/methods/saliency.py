@@ -13,7 +13,7 @@ from expunge.batches import Data
 from expunge.methods.relabelling import relabelled, relabelled_apart
 from expunge.methods.run import Run, check_tuning, needs_remain
 from expunge.methods.streams import tune_phases
-from expunge.settings import check_choice, check_number
+from expunge.settings import check_choice, check_flag, check_number, make_plain
 from expunge.tuning import Constant, Tuning
 
 
@@ -39,7 +39,9 @@ class SalUn:
     def __post_init__(self) -> None:
         check_number("salient", self.salient, 0, 1)
         check_choice("passes", self.passes, ("mixed", "apart"))
+        check_flag("exclude_own", self.exclude_own)
         check_tuning(self.tuning, "SalUn")
+        make_plain(self)
 
     @classmethod
     def as_released(cls, salient: float = 0.5, tuning: Tuning = Tuning(Constant(0.013, 10), batch_size=256, weight_decay=5e-4)) -> SalUn:

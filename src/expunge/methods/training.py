@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from expunge.batches import Data, device_of
+from expunge.checks import check_module
 from expunge.errors import InputError, ModelError
 from expunge.methods.run import Run, check_tuning, needs_remain, tune
 from expunge.modes import seeded
+from expunge.settings import check_builder
 from expunge.tuning import Steps, Tuning
 
 
@@ -42,6 +44,7 @@ class Retrain:
 
     def __post_init__(self) -> None:
         check_tuning(self.tuning, "Retrain")
+        check_builder("fresh", self.fresh, "must be a function that builds the network with new weights, or None")
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "Retrain")
@@ -50,7 +53,7 @@ class Retrain:
             if self.fresh is None:
                 reset(model)
             else:
-                _take_over(model, self.fresh())
+                _take_over(model, built(self.fresh))
         with torch.no_grad():
             for parameter, value in frozen:
                 parameter.copy_(value)
@@ -85,6 +88,13 @@ def reset(model: nn.Module) -> None:
         renew()
     if kept := [name for name, parameter in trainable.items() if not torch.isfinite(parameter).all()]:
         raise ModelError(f"model: {rule}; reset_parameters does not reach {', '.join(kept)}")
+
+
+def built(fresh: Callable[[], nn.Module]) -> nn.Module:
+    """The network that a user's function builds."""
+    network = fresh()
+    check_module(network, "fresh")
+    return network
 
 
 def _take_over(model: nn.Module, fresh: nn.Module) -> None:

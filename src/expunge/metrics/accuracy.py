@@ -6,11 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
-from expunge.checks import check_batch
+from expunge.checks import check_batch, check_module
 from expunge.classes import check_classes
-from expunge.errors import DivergedError, InputError
-from expunge.modes import in_mode, seeded
-from expunge.objective import IGNORED, Objective, check_labels
+from expunge.errors import DivergedError, InputError, naming
+from expunge.labels import IGNORED, as_labels, check_labels, form_advice
+from expunge.modes import in_mode, seeded, unchanged
+from expunge.objective import Objective, check_objective
+from expunge.settings import check_number, check_whole
 
 
 def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), batch_size: int = 128) -> float:
@@ -19,15 +21,19 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
     Logits may be (N, K) or (N, K, positions...); the model's modes and all random numbers are afterwards as they were. NaN among the
     logits of a label that counts raises `DivergedError`: it is no answer, neither right nor wrong.
     """
+    check_module(model)
+    check_objective(objective)
+    check_whole("batch_size", batch_size, least=1)
+    batch_size = int(batch_size)
     device = device_of(model)
     right = torch.zeros((), dtype=torch.int64, device=device)
     counted = torch.zeros((), dtype=torch.int64, device=device)
     broken = torch.zeros((), dtype=torch.int64, device=device)
     # Not inference mode: a tensor that the model keeps for later could not be trained with.
-    with seeded(0, device), in_mode(model, training=False), torch.no_grad():
+    with naming("data"), seeded(0, device), in_mode(model, training=False), unchanged(model), torch.no_grad():
         for number, batch in enumerate(as_batches(data, "data", batch_size)):
             held = to_device(batch, device)
-            logits, targets = objective.outputs(model, held), objective.targets(held)
+            logits, targets = objective.logits(model, held), as_labels(objective.targets(held))
             check_targets(logits, targets)
             if number == 0:
                 check_classes(objective, logits, targets, "accuracy needs")
@@ -52,7 +58,7 @@ def check_targets(logits: Tensor, targets: Tensor) -> None:
         raise InputError("logits", rule, f"shape {tuple(logits.shape)}")
     if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
         found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
-        raise InputError("data", "accuracy needs one integer label for each row of logits", found)
+        raise InputError("data", f"accuracy needs one integer label for each row of logits{form_advice(logits.shape, targets)}", found)
     check_labels(logits.shape, targets)
 
 
@@ -65,6 +71,6 @@ def check_numbers(what: str, broken: int, counted: int) -> None:
 def unlearn_score(remain_accuracy: float, forget_accuracy: float) -> float:
     """remain / (1 + forget), both as fractions: 1 if and only if all is kept and nothing is left (section Evaluation)."""
     for argument, value in (("remain_accuracy", remain_accuracy), ("forget_accuracy", forget_accuracy)):
-        if not 0 <= value <= 1:
-            raise InputError(argument, "must be a fraction in [0, 1]", value)
+        number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        check_number(argument, number, 0, 1, ends="[]", rule="must be a fraction in [0, 1]")
     return remain_accuracy / (1 + forget_accuracy)

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from expunge.batches import Data, as_batches, device_of, to_device
-from expunge.errors import InputError
+from expunge.checks import check_module
+from expunge.errors import InputError, naming
+from expunge.labels import IGNORED, as_labels
 from expunge.metrics.accuracy import check_numbers, check_targets
-from expunge.modes import in_mode, seeded
-from expunge.objective import IGNORED, Objective, cross_entropy
+from expunge.modes import in_mode, seeded, unchanged
+from expunge.objective import Objective, check_objective, cross_entropy
+from expunge.settings import check_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +65,18 @@ def logits(
     A loader that shuffles gives another order each time: give a dataset where two models are to be compared. The model's modes and all
     random numbers are afterwards as they were.
     """
+    check_module(model)
+    check_objective(objective)
+    check_whole("batch_size", batch_size, least=1)
     home = device_of(model)
     rows: list[Tensor] = []
     targets: list[Tensor] = []
-    with seeded(0, home), in_mode(model, training=False), torch.no_grad():
-        for batch in as_batches(data, "data", batch_size):
+    with naming("data"), seeded(0, home), in_mode(model, training=False), unchanged(model), torch.no_grad():
+        for batch in as_batches(data, "data", int(batch_size)):
             held = to_device(batch, home)
-            found = objective.outputs(model, held)
+            found = objective.logits(model, held)
             rows.append(found if found.dtype == torch.float64 else found.float())
-            targets.append(objective.targets(held))
+            targets.append(as_labels(objective.targets(held)))
     shapes = {tuple(each.shape[1:]) for each in rows}
     if len(shapes) > 1:
         raise InputError("data", "logits of all samples must have one shape", sorted(shapes))

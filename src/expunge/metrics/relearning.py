@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,12 +9,17 @@ import torch
 from torch import nn
 
 from expunge.batches import Batches, Data, as_batches, read_batches, row_reader
+from expunge.checks import check_module, check_names
+from expunge.columns import as_dataset
+from expunge.copies import copied
 from expunge.errors import InputError, ModelError
 from expunge.indices import resolved
 from expunge.metrics.predictions import logits, mean_loss
 from expunge.objective import Batch, Objective
-from expunge.settings import check_amount, check_whole
+from expunge.settings import check_amount, check_whole, make_plain, shown
 from expunge.tuning import Constant, Tuning, train
+
+MOST_DRAWS = 10**9  # rows that are drawn at once, one integer each
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,12 @@ class Relearning:
     margin: float = 1e-5
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tuning, Tuning):
+            raise InputError("tuning", "must be a Tuning: re-learning trains", shown(self.tuning))
         if self.draws is not None:
-            check_whole("draws", self.draws, least=1)
+            check_whole("draws", self.draws, least=1, most=MOST_DRAWS)
         check_amount("margin", self.margin)
+        make_plain(self)
 
     @classmethod
     def as_first_defined(cls) -> Relearning:
@@ -76,12 +83,16 @@ def relearn_time(
 
     A copy is trained: the model, its modes and all random numbers are afterwards as they were.
     """
+    if not isinstance(relearning, Relearning):
+        raise InputError("relearning", "must be a Relearning, such as Relearning()", shown(relearning))
+    check_module(model)
+    check_module(original, "original")
     tuning = relearning.tuning
-    goal = mean_loss(logits(original, forget, objective, batch_size), objective) + relearning.margin
-    learner = copy.deepcopy(model)
+    learner = copied(model)
     if only is not None:
         _fix_others(learner, only)
         tuning = replace(tuning, eval_mode=True)
+    goal = mean_loss(logits(original, forget, objective, batch_size), objective) + relearning.margin
     losses: list[float] = []
 
     def reached(epoch: int) -> bool:
@@ -98,16 +109,18 @@ def relearn_time(
 
 def _fix_others(model: nn.Module, only: Sequence[str]) -> None:
     parameters = dict(model.named_parameters())
-    unknown = [name for name in only if name not in parameters]
-    if unknown or not only:
+    names = check_names("only", only) if isinstance(only, str) or only else ()
+    unknown = [name for name in names if name not in parameters]
+    if unknown or not names:
         raise ModelError(f"only: must name parameters of the model; found {', '.join(unknown) or 'none'}")
     model.requires_grad_(False)
-    for name in only:
+    for name in names:
         parameters[name].requires_grad_(True)
 
 
 def _draws(data: Data, count: int, batch_size: int) -> Batches:
     """Every epoch another `count` samples, drawn with replacement."""
+    data = as_dataset(data, "data")
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InputError("data", "draws need a dataset", type(data).__name__)
     held = as_batches(data, "data", 1)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from expunge.modes import generator
+
 CLASSES = 10
 SHARES = (0.60, 0.15)  # of every class to train and validation; the rest is test
 
@@ -34,11 +36,11 @@ def raw() -> tuple[Tensor, Tensor]:
 
 def parts(labels: Tensor, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of the train, validation and test part, each class shared out by SHARES."""
-    generator = torch.Generator().manual_seed(seed)
+    numbers = generator(seed)
     rows_of: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for label in range(CLASSES):
         rows = torch.nonzero(labels == label).flatten()
-        shuffled = rows[torch.randperm(len(rows), generator=generator)]
+        shuffled = rows[torch.randperm(len(rows), generator=numbers)]
         train, validation = (round(share * len(rows)) for share in SHARES)
         for part, chosen in zip(rows_of, shuffled.split([train, validation, len(rows) - train - validation]), strict=True):
             part.append(chosen)

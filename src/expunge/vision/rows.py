@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from expunge.errors import InputError
 from expunge.indices import resolved, rows_of, subset_rows
+from expunge.settings import check_number
 
 
 def readable(dataset: Any, argument: str = "dataset") -> Any:
@@ -80,12 +81,15 @@ def drawn(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 def share(fraction: float, size: int) -> int:
     """A fraction of so many samples, rounded: some of them and not all."""
-    if not 0 < fraction < 1:
-        raise InputError("fraction", "must be in (0, 1)", fraction)
+    check_fraction(fraction)
     count = int(fraction * size + 0.5)
     if not 0 < count < size:
         raise InputError("fraction", f"must choose some and not all of {size} samples", fraction)
     return count
+
+
+def check_fraction(fraction: float) -> None:
+    check_number("fraction", fraction, 0, 1, ends="()")
 
 
 def checked(indices: Any, size: int) -> Tensor:

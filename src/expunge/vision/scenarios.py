@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from expunge.errors import InputError
-from expunge.settings import is_whole
-from expunge.vision.rows import checked, drawn, label_of, labels_of, length, readable, share, split
+from expunge.modes import generator
+from expunge.settings import LARGEST, check_flag, check_seed, is_whole, shown
+from expunge.vision.rows import check_fraction, checked, drawn, label_of, labels_of, length, readable, share, split
 from expunge.vision.views import Altered, Corner, Trigger
 
 Images = Dataset[Any]  # of (image, label), with a length and items
@@ -100,16 +101,18 @@ def poisoned(
     stamp = Trigger(trigger, corner, tuple(map(_plain, held)) if isinstance(held, Sequence) else held, margin)
     if how not in ("add", "replace"):
         raise InputError("how", "must be 'add' or 'replace'", how)
+    check_seed("seed", seed)
     labels = labels_of(dataset)
     (target,) = _whole([target], "target")
     _check_occurs(labels, [target], "target", "dataset")
     if sources is not None and not isinstance(sources, Iterable):
-        raise InputError("sources", "must be labels, one or several in a sequence", sources)
+        raise InputError("sources", "must be labels, one or several in a sequence", shown(sources))
     allowed = labels != target if sources is None else torch.isin(labels, torch.tensor(_whole(sources, "sources")))
     available = torch.nonzero(allowed).flatten()
     if not is_whole(n) or not 1 <= n <= len(available):
-        raise InputError("n", f"must be a whole number between 1 and the {len(available)} samples of the source classes", n)
-    rows = drawn(available, n, _generator(seed))
+        raise InputError("n", f"must be a whole number between 1 and the {len(available)} samples of the source classes", shown(n))
+    n = int(n)
+    rows = drawn(available, n, generator(seed))
     clean = dataset if how == "add" else split(dataset, rows)[1]
     train: ConcatDataset[Any] = ConcatDataset([clean, _triggered(dataset, rows, stamp, target)])
     start = len(train) - n
@@ -142,15 +145,17 @@ def mislabelled(
     among the samples to forget all the same). By default every label is wrong, each of the others with the same chance.
     """
     dataset, test, validation = _readable(dataset, test, validation)
+    check_flag("keep_own", keep_own)
+    check_fraction(fraction)
+    numbers = generator(seed)
     labels = labels_of(dataset)
     label_of(dataset[0])
-    generator = _generator(seed)
-    rows = drawn(torch.arange(len(labels)), share(fraction, len(labels)), generator)
+    rows = drawn(torch.arange(len(labels)), share(fraction, len(labels)), numbers)
     classes, places = torch.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise InputError("dataset", "must hold at least two classes", classes.tolist())
     # A step of 1 to K − 1 through the classes never comes back to the label's own; a step of 0 does.
-    steps = torch.randint(0 if keep_own else 1, len(classes), (len(rows),), generator=generator)
+    steps = torch.randint(0 if keep_own else 1, len(classes), (len(rows),), generator=numbers)
     wrong = labels.clone()
     wrong[rows] = classes[(places[rows] + steps) % len(classes)]
     train = Altered(dataset, wrong)
@@ -173,11 +178,12 @@ def subset(
     "remain" is the test set, "forget" the samples themselves.
     """
     dataset, test, validation = _readable(dataset, test, validation)
+    check_seed("seed", seed)
     size = length(dataset)
     if indices is not None and fraction is None:
         rows = checked(indices, size)
     elif fraction is not None and indices is None:
-        rows = drawn(torch.arange(size), share(fraction, size), _generator(seed))
+        rows = drawn(torch.arange(size), share(fraction, size), generator(seed))
     else:
         raise InputError("indices", "give either indices or a fraction", "neither" if indices is None else "both")
     forget, remain = split(dataset, rows)
@@ -198,8 +204,8 @@ def limited(scenario: Scenario, *, fraction: float | None = None, count: int | N
     elif count is None or fraction is not None:
         raise InputError("count", "give either a count or a fraction", "neither" if count is None else "both")
     if not is_whole(count) or not 0 <= count <= len(scenario.remain):
-        raise InputError("count", f"must be a whole number between 0 and the {len(scenario.remain)} remain samples", count)
-    rows = drawn(torch.arange(len(scenario.remain)), count, _generator(seed)).tolist()
+        raise InputError("count", f"must be a whole number between 0 and the {len(scenario.remain)} remain samples", shown(count))
+    rows = drawn(torch.arange(len(scenario.remain)), int(count), generator(seed)).tolist()
     remain = Subset(scenario.remain, rows) if rows else None
     return replace(scenario, name=f"{scenario.name}, {count or 'no'} remain samples", remain=remain)
 
@@ -210,16 +216,12 @@ def _readable(dataset: Images, test: Images | None, validation: Images | None) -
     return readable(dataset), *others
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def _whole(given: Any, argument: str) -> list[int]:
     """One label or several as plain numbers, each once; they may come as numbers of NumPy or in tensors."""
     held = _plain(given)
     labels = [_plain(label) for label in held] if isinstance(held, Iterable) else [held]
-    if any(isinstance(label, bool) or not isinstance(label, int) for label in labels):
-        raise InputError(argument, "must be whole numbers", repr(given))
+    if any(not is_whole(label) or abs(label) > LARGEST for label in labels):
+        raise InputError(argument, "must be whole numbers", shown(given))
     return list(dict.fromkeys(labels))
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,7 +14,7 @@ from torch.utils.data import Dataset
 from expunge.batches import OnDevice, row_reader
 from expunge.errors import InputError
 from expunge.indices import resolved
-from expunge.settings import is_whole
+from expunge.settings import LARGEST, is_number, is_whole
 
 Corner = Literal["lower right", "lower left", "upper right", "upper left"]
 
@@ -31,11 +29,11 @@ class Trigger:
     margin: int = 0
 
     def __post_init__(self) -> None:
-        if not is_whole(self.size) or self.size < 1:
+        if not is_whole(self.size) or not 1 <= self.size <= LARGEST:
             raise InputError("trigger", "must be at least one pixel wide, a whole number", self.size)
-        if not is_whole(self.margin) or self.margin < 0:
+        if not is_whole(self.margin) or not 0 <= self.margin <= LARGEST:
             raise InputError("margin", "must be 0 or more pixels, a whole number", self.margin)
-        if not all(isinstance(value, Real) and math.isfinite(value) for value in self._values):
+        if not all(is_number(value) for value in self._values):
             raise InputError("value", "must be one finite number, or one for each channel", self.value)
         if self.corner not in get_args(Corner):
             raise InputError("corner", f"must be one of {', '.join(get_args(Corner))}", self.corner)

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expunge.errors import InputError
+from expunge.modes import generator
+from expunge.settings import check_number
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
@@ -137,8 +139,7 @@ class Split(NamedTuple):
 
 def split(images: Images, fraction: float = 0.1, seed: int = 0) -> Split:
     """Keep `fraction` of every class apart for choosing settings; both parts stay in the order of the data."""
-    if not 0 < fraction < 1:
-        raise InputError("fraction", "must be in (0, 1)", fraction)
+    check_number("fraction", fraction, 0, 1, ends="()")
     kept = stratified(images.labels, fraction, seed)
     if not kept.any() or kept.all():
         raise InputError("fraction", f"must leave images in both parts of {len(images)}", fraction)
@@ -148,9 +149,9 @@ def split(images: Images, fraction: float = 0.1, seed: int = 0) -> Split:
 def stratified(labels: Tensor, fraction: float, seed: int) -> Tensor:
     """A mask of round(fraction · count) rows of every class, drawn by the seed."""
     here = labels.cpu()
-    generator = torch.Generator().manual_seed(seed)
+    numbers = generator(seed)
     chosen = torch.zeros(len(here), dtype=torch.bool)
     for label in torch.unique(here).tolist():
         rows = torch.nonzero(here == label).flatten()
-        chosen[rows[torch.randperm(len(rows), generator=generator)[: round(fraction * len(rows))]]] = True
+        chosen[rows[torch.randperm(len(rows), generator=numbers)[: round(fraction * len(rows))]]] = True
     return chosen

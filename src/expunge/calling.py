@@ -1,0 +1,144 @@
+"""Call a model with a batch: how a mapping's entries are passed, and what is wrong where the model cannot take them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from expunge.errors import ExpungeError, InputError
+
+# What a forward pass or a loss raises for inputs that are not its own. Others (Ctrl-C, a full disk) are not about the inputs.
+RAW = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
+
+
+def call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
+    """Pass entries by keyword; a single one whose name the model's forward does not know is its first argument.
+
+    What holds no tensor (names, paths) is left out where the forward does not know it.
+    """
+    known = _keywords(model)
+    if known is None:
+        return model(**entries)
+    used = {name: value for name, value in entries.items() if name in known or _tensors(value)}
+    if all(name in known for name in used):
+        return model(**used)
+    if len(used) == 1 and not isinstance(known, _Keywords):
+        return model(*used.values())
+    rule = f"the model's forward takes {', '.join(known) or 'nothing'}; rename the entries of the mapping, or give Objective(outputs=...)"
+    raise InputError("batches", rule, f"the keys {', '.join(map(str, entries))}")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error) or "not enough memory" in str(error)
+
+
+def not_about_inputs(error: BaseException) -> bool:
+    """One of our own, which says all, or the machine's: memory, a device that is broken."""
+    return isinstance(error, ExpungeError) or out_of_memory(error) or "CUDA error" in str(error)
+
+
+def unusable(model: Any, batch: Any, error: BaseException) -> InputError:
+    """What to tell of a raw error in a forward pass: the layer it came from, what it says, the batch, and what may help."""
+    layer, where = _failed_in(model, error)
+    rule = f"must be what the model ({_class_name(model)}) takes; {where}raised {said(error)}{_advice(model, batch, layer, str(error))}"
+    return InputError("batches", rule, described(batch))
+
+
+def said(error: BaseException) -> str:
+    """The kind of an error and its first line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+
+
+def described(held: Any) -> str:
+    """Types and shapes of what is in a batch."""
+    if isinstance(held, Tensor):
+        return f"{str(held.dtype).removeprefix('torch.')} {tuple(held.shape)}"
+    if isinstance(held, Mapping):
+        return "{" + ", ".join(f"{key}: {described(value)}" for key, value in held.items()) + "}"
+    if isinstance(held, (tuple, list)) and _tensors(held):
+        return f"({', '.join(map(described, held))})"
+    return type(held).__name__
+
+
+def _advice(model: Any, batch: Any, layer: nn.Module | None, message: str) -> str:
+    """What would mend the two commonest mistakes: another type than the weights have, and channels in the last place."""
+    inputs = [] if isinstance(layer, nn.Embedding) else _tensors(batch[:-1] if isinstance(batch, (tuple, list)) else batch)
+    if not isinstance(model, nn.Module) or not inputs:
+        return ""
+    types = {tensor.dtype for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
+    strange = [tensor.dtype for tensor in inputs if tensor.is_floating_point() and tensor.dtype not in types]
+    if not any(tensor.is_floating_point() for tensor in inputs) and re.search("type|Byte|Long", message):
+        strange = [inputs[0].dtype]
+    if strange and len(types) == 1:
+        held, wanted = (str(dtype).removeprefix("torch.") for dtype in (strange[0], *types))
+        how = ".float()" if wanted == "float32" else f".to(torch.{wanted})"
+        return f" (inputs are {held} and the model's weights {wanted}: convert the inputs with {how})"
+    if isinstance(layer, _ConvNd):
+        channels, dimensions = layer.in_channels, len(layer.kernel_size) + 2
+        if any(tensor.dim() == dimensions and tensor.shape[1] != channels == tensor.shape[-1] for tensor in inputs):
+            return " (channels come first: give inputs.movedim(-1, 1))"
+    return ""
+
+
+def _failed_in(model: Any, error: BaseException) -> tuple[nn.Module | None, str]:
+    """The innermost module of the model that the error came through, and its name and form."""
+    names = {module: name for name, module in model.named_modules()} if isinstance(model, nn.Module) else {}
+    trace, layer = error.__traceback__, None
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        layer = owner if isinstance(owner, nn.Module) and owner in names else layer
+        trace = trace.tb_next
+    if layer is None or layer is model:
+        return layer, ""
+    form = repr(layer)
+    return layer, f"{names[layer]}, {type(layer).__name__ if len(form.splitlines()) > 1 else form}, "
+
+
+def _class_name(model: Any) -> str:
+    return type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", type(model).__name__)
+
+
+class _Keywords(tuple[str, ...]):
+    """Names of a forward that takes nothing by place."""
+
+
+def _keywords(model: Any) -> tuple[str, ...] | None:
+    """The names the model's forward takes; None where it takes any, or where that cannot be told."""
+    forward = getattr(model, "forward", model)
+    function = getattr(forward, "__func__", None)
+    try:
+        names = _named(forward) if function is None else _named_in_class(function)
+    except (TypeError, ValueError):
+        return None
+    if names is None and type(model).__module__.startswith("torch."):  # wrappers: compiled models, DataParallel
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        return _keywords(inner) if isinstance(inner, nn.Module) else None
+    return names
+
+
+@lru_cache(maxsize=256)
+def _named_in_class(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    return _named(function, skipped=1)
+
+
+def _named(function: Callable[..., Any], skipped: int = 0) -> tuple[str, ...] | None:
+    parameters = list(inspect.signature(function).parameters.values())[skipped:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    kinds = {parameter.kind for parameter in parameters}
+    names = (parameter.name for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY))
+    return _Keywords(names) if kinds <= {inspect.Parameter.KEYWORD_ONLY} else tuple(names)
+
+
+def _tensors(held: Any) -> list[Tensor]:
+    if isinstance(held, (Mapping, tuple, list)):
+        return [tensor for part in (held.values() if isinstance(held, Mapping) else held) for tensor in _tensors(part)]
+    return [held] if isinstance(held, Tensor) else []
