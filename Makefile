@@ -15,7 +15,7 @@ test: $(INSTALLED) $(TRITON)
 
 test-data: $(INSTALLED)
 	@test -n "$(EXPUNGE_DATA)" || { echo "make test-data needs the folder of the datasets: EXPUNGE_DATA=folder make test-data"; exit 2; }
-	EXPUNGE_DATA="$(EXPUNGE_DATA)" $(BIN)/python -m pytest tests/data
+	EXPUNGE_DATA="$(EXPUNGE_DATA)" $(BIN)/python -m pytest tests/vision/datasets/test_real_files.py
 
 # Ten thousand damaged and forged files, a few minutes; those that end as none should are kept in fuzz-failures/.
 fuzz: $(INSTALLED)
@@ -28,6 +28,7 @@ kills: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # For all variants alike: threads that wait actively, and a C library that keeps memory instead of giving it back after every pass.
@@ -43,7 +44,7 @@ clean:
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and alone: it is the large one, and an interrupted set-up need not fetch it again.
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard src/expunge/fisher/native/*.[ch])
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard src/expunge/fisher/closed_forms/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "expunge needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = "src/expunge/fisher/native"
+FOLDER = "src/expunge/fisher/closed_forms/native"
 
 
 class Kernel(BuildHookInterface):

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "src"))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from expunge import activations, channels  # noqa: E402
+from expunge.model import activations, channels  # noqa: E402
 from expunge.vision.networks import NETWORKS  # noqa: E402
 
 TARGET = 1.15  # of ActivationMask's pass to the plain one

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/convolution_ways.py [--device cpu|cuda] [--tf32] [--rounds 5]
 
-What `expunge.fisher.convolution.choose` goes by. On the CPU, `OMP_WAIT_POLICY=active` steadies the figures.
+What `expunge.fisher.closed_forms.convolution.choose` goes by. On the CPU, `OMP_WAIT_POLICY=active` steadies the figures.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import time
 
 import torch
 
-from expunge.fisher.convolution import Geometry, by_columns, by_groups, by_kernel, by_strips, by_taps, by_tiles, choose
-from expunge.fisher.native import takes
-from expunge.fisher.scratch import Scratch
+from expunge.fisher.closed_forms.convolution import Geometry, by_columns, by_groups, by_kernel, by_strips, by_taps, by_tiles, choose
+from expunge.fisher.closed_forms.native import takes
+from expunge.fisher.closed_forms.scratch import Scratch
 
 WAYS = {"cpu": (by_taps, by_columns, by_strips, by_groups, by_kernel), "cuda": (by_taps, by_columns, by_tiles)}
 SHAPES = [  # channels in, channels out, image, kernel, stride

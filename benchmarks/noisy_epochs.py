@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from expunge import unlearn
-from expunge.batches import measuring_size
+from expunge.data.batches import measuring_size
 from expunge.methods import Finetune
 from expunge.vision import datasets
 from expunge.vision.recipes import RECIPES, Recipe, changed
 from expunge.vision.scenarios import Scenario, mislabelled
-from expunge.vision.training import Job, Trained, train_networks
+from expunge.vision.zoo import Job, Trained, train_networks
 
 
 def arguments() -> argparse.Namespace:

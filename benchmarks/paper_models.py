@@ -22,7 +22,7 @@ from expunge.vision import datasets
 from expunge.vision.networks import NETWORKS
 from expunge.vision.recipes import RECIPES, changed
 from expunge.vision.scenarios import category
-from expunge.vision.training import Job, train_networks
+from expunge.vision.zoo import Job, train_networks
 
 
 def arguments() -> argparse.Namespace:

@@ -13,13 +13,15 @@ import sys
 
 import torch
 
-from expunge import fisher, heads, masks, scores
-from expunge.batches import as_batches
-from expunge.demo import recipe, trained
+from expunge import fisher
+from expunge.data.batches import as_batches
+from expunge.editing import masks, scores
+from expunge.editing.patches import Patch
+from expunge.experiments.demo import recipe, trained
 from expunge.metrics import accuracy
-from expunge.patches import Patch
-from expunge.tuning import train
-from expunge.vision.digits import digits
+from expunge.model import heads
+from expunge.training.loop import train
+from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 
 RATIOS = (0.01, 0.02, 0.05)

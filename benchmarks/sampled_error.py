@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from expunge import fisher
-from expunge.objective import Objective
-from expunge.tuning import Steps, Tuning, replay, train
-from expunge.vision.digits import CLASSES, digits
+from expunge.data.objective import Objective
+from expunge.training.loop import train
+from expunge.training.schedules import Steps, replay
+from expunge.training.tuning import Tuning
+from expunge.vision.datasets.digits import CLASSES, digits
 
 SEEDS = 10
 Estimator = Callable[[Tensor, torch.Generator], Tensor]  # (probabilities, random numbers) -> what to send back from the logits

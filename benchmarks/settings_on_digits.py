@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch.optim import Adam
 
-from expunge import demo, metrics
+from expunge import metrics
+from expunge.experiments import demo
 from expunge.methods import SCRUB, BadTeacher, GradientAscent, Influence, Method, NegGradPlus, RandomLabels, SalUn
-from expunge.tuning import Constant, Tuning
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
-from expunge.vision.digits import digits
+from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 
 SEEDS, DIGITS, EPOCHS, TUNING_EPOCHS = (1, 2), (0, 5), 40, 5

@@ -19,8 +19,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from expunge.together import Training, train_together
-from expunge.tuning import Constant, Tuning, train
+from expunge.training.loop import train
+from expunge.training.schedules import Constant
+from expunge.training.side_by_side import Training, train_together
+from expunge.training.tuning import Tuning
 from expunge.vision.datasets import Images
 from expunge.vision.networks import NETWORKS
 

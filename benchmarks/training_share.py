@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expunge.objective import Objective, model_outputs
-from expunge.tuning import Constant, Tuning, train
+from expunge.data.objective import Objective, model_outputs
+from expunge.training.loop import train
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
 from expunge.vision.datasets import Images
 from expunge.vision.networks import NETWORKS
 

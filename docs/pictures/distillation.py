@@ -6,7 +6,8 @@ from histories import draw
 from torch.optim import Adam
 
 from expunge.methods import SCRUB, BadTeacher
-from expunge.tuning import Constant, Tuning
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
 
 SIZE = 32
 

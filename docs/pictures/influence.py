@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from expunge import Finetune, FisherMask, Influence, unlearn
-from expunge.curvature import ConjugateGradients, LiSSA
-from expunge.demo import recipe, trained
+from expunge.curvature.solvers import ConjugateGradients, LiSSA
+from expunge.editing.patches import Patch
+from expunge.experiments.demo import recipe, trained
 from expunge.metrics import accuracy
-from expunge.modes import one_thread
-from expunge.patches import Patch
-from expunge.vision.digits import digits
+from expunge.runtime.modes import one_thread
+from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 
 LABEL, EPOCHS = 0, 5

@@ -8,10 +8,12 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from expunge import FisherMask, MaskClassifier, Retrain, demo, metrics, unlearn
-from expunge.modes import one_thread
-from expunge.tuning import Constant, Tuning
-from expunge.vision.digits import digits
+from expunge import FisherMask, MaskClassifier, Retrain, metrics, unlearn
+from expunge.experiments import demo
+from expunge.runtime.modes import one_thread
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
+from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 
 EPOCHS = 20

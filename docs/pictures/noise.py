@@ -8,14 +8,15 @@ from statistics import mean
 
 from torch import Tensor, nn
 
-from expunge import fisher, heads
-from expunge.demo import recipe, trained
+from expunge import fisher
+from expunge.editing.patches import Patch
+from expunge.experiments.demo import recipe, trained
 from expunge.methods.noise import FisherNoise, released_variances, standard_normal, text_variances
 from expunge.metrics import accuracy
-from expunge.modes import one_thread
-from expunge.patches import Patch
+from expunge.model import heads
+from expunge.runtime.modes import one_thread
 from expunge.unlearning import unlearn
-from expunge.vision.digits import digits
+from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 
 LABEL, DRAWS = 0, 5

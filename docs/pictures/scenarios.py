@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from expunge.vision.digits import digits
+from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category, limited, mislabelled, poisoned, subset
 
 COLUMNS = 8

@@ -9,7 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expunge import activations, channels, curvature, fisher, heads, masks, methods, metrics, patches, scores, tuning, vision
+    from expunge import curvature, fisher, methods, metrics, training, vision
+    from expunge.data.objective import Objective
+    from expunge.editing import masks, patches, scores
+    from expunge.editing.patches import Patch
     from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError, UncheckedWarning
     from expunge.fisher import FisherSums
     from expunge.methods import (
@@ -32,27 +35,26 @@ if TYPE_CHECKING:
         SalUn,
         TfIdfMask,
     )
-    from expunge.objective import Objective
-    from expunge.patches import Patch
-    from expunge.tuning import Constant, Steps, Tuning, replay, train
+    from expunge.model import activations, channels, heads
+    from expunge.training import Constant, Steps, Tuning, replay, train
     from expunge.unlearning import Outcome, Record, unlearn
 
 __version__ = "0.1.0"
 
-_MODULES = (
-    "activations",
-    "channels",
-    "curvature",
-    "fisher",
-    "heads",
-    "masks",
-    "methods",
-    "metrics",
-    "patches",
-    "scores",
-    "tuning",
-    "vision",
-)
+_MODULES = {  # public modules by name, and where they are
+    "activations": "model.activations",
+    "channels": "model.channels",
+    "curvature": "curvature",
+    "fisher": "fisher",
+    "heads": "model.heads",
+    "masks": "editing.masks",
+    "methods": "methods",
+    "metrics": "metrics",
+    "patches": "editing.patches",
+    "scores": "editing.scores",
+    "training": "training",
+    "vision": "vision",
+}
 _NAMES = {
     "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError", "UncheckedWarning"),
     "fisher": ("FisherSums",),
@@ -76,9 +78,9 @@ _NAMES = {
         "SalUn",
         "TfIdfMask",
     ),
-    "objective": ("Objective",),
-    "patches": ("Patch",),
-    "tuning": ("Constant", "Steps", "Tuning", "replay", "train"),
+    "data.objective": ("Objective",),
+    "editing.patches": ("Patch",),
+    "training": ("Constant", "Steps", "Tuning", "replay", "train"),
     "unlearning": ("Outcome", "Record", "unlearn"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
@@ -128,7 +130,7 @@ __all__ = [
     "replay",
     "scores",
     "train",
-    "tuning",
+    "training",
     "unlearn",
     "vision",
 ]
@@ -136,7 +138,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"expunge.{name}")
+        return import_module(f"expunge.{_MODULES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'expunge' has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f"expunge.{_HOMES[name]}"), name)

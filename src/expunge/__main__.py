@@ -5,10 +5,10 @@ import sys
 
 def main() -> int:
     try:
-        from expunge.endings import uninterrupted
+        from expunge.runtime.exits import uninterrupted
 
         with uninterrupted():
-            from expunge.cli import main as command
+            from expunge.cli.commands import main as command
     except KeyboardInterrupt:
         print("expunge: stopped", file=sys.stderr)
         return 130

@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from expunge import heads
-from expunge.batches import Batches, Data, as_batches, device_of, to_device
-from expunge.checks import check_finite, check_model, finite_tensors, screened
-from expunge.classes import check_classes
-from expunge.columns import as_dataset
-from expunge.copies import copied
+from expunge.data.batches import Batches, Data, as_batches, device_of, to_device
+from expunge.data.classes import check_classes
+from expunge.data.columns import as_dataset
+from expunge.data.labels import as_labels
+from expunge.data.objective import Batch, Objective, check_objective
+from expunge.data.overlap import check_disjoint
+from expunge.editing.patches import Patch
 from expunge.errors import InputError, ModelError, naming
-from expunge.labels import as_labels
 from expunge.methods import FisherMask, Method, Run
 from expunge.metrics import accuracy, unlearn_score
 from expunge.metrics.accuracy import check_targets
-from expunge.modes import in_mode, seeded
-from expunge.objective import Batch, Objective, check_objective
-from expunge.overlap import check_disjoint
-from expunge.patches import Patch
-from expunge.settings import check_whole, shown
+from expunge.model import heads
+from expunge.model.checks import check_finite, check_model, finite_tensors, screened
+from expunge.model.copying import copied
+from expunge.runtime.modes import in_mode, seeded
+from expunge.validate import check_whole, shown
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from expunge.batches import Batches
-from expunge.fisher import convolution, diagonal
+from expunge.data.batches import Batches
+from expunge.fisher import diagonal
+from expunge.fisher.closed_forms import convolution
 from tests import reference
 from tests.fisher.cases import MODELS, Pooled, build
 

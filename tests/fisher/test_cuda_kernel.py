@@ -11,9 +11,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from expunge.fisher import cuda, diagonal
-from expunge.fisher.convolution import Geometry, by_columns, by_tiles, choose
-from expunge.fisher.scratch import Scratch
+from expunge.fisher import diagonal
+from expunge.fisher.closed_forms import cuda
+from expunge.fisher.closed_forms.convolution import Geometry, by_columns, by_tiles, choose
+from expunge.fisher.closed_forms.scratch import Scratch
 from tests import reference
 from tests.fisher.cases import build
 

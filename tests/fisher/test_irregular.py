@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from expunge.data.objective import Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import diagonal
 from expunge.fisher.engine import undisturbed
-from expunge.fisher.survey import survey
-from expunge.objective import Objective
+from expunge.fisher.planning.survey import survey
 from tests import reference
 
 K = 4

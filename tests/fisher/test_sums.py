@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from expunge.artifacts import save_tensors
 from expunge.errors import InputError, MismatchError
 from expunge.fisher import FisherSums, diagonal
-from expunge.vision.digits import raw
+from expunge.storage.tensors import save_tensors
+from expunge.vision.datasets.digits import raw
 from expunge.vision.networks import resnet8
 
 SAMPLES = 12

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 
-from expunge.artifacts import content_digest
+from expunge.storage.tensors import content_digest
 
 Mutation = Callable[[Random, bytes], bytes]
 

@@ -18,24 +18,24 @@ import torch
 from PIL import Image
 from torch import nn
 
-from expunge import checkpoints
-from expunge.artifacts import weights_digest
-from expunge.bench import results
-from expunge.bench.cells import Cell
-from expunge.bench.run import Task, read_tasks
+from expunge.editing.masks import select
+from expunge.editing.patches import Patch
 from expunge.errors import ExpungeError
+from expunge.experiments import results
+from expunge.experiments.cells import Cell
+from expunge.experiments.runner import Task, read_tasks
 from expunge.fisher import FisherSums
-from expunge.masks import select
-from expunge.modes import Generators
-from expunge.patches import Patch
 from expunge.report.page import page, read_notes
+from expunge.runtime.modes import Generators
+from expunge.storage.tensors import weights_digest
+from expunge.training import checkpoints
 from expunge.vision.datasets import folder, load
-from expunge.vision.downloads import unpack
-from expunge.vision.training import _read_log, build, load_network, save_network
+from expunge.vision.datasets.downloads import unpack
+from expunge.vision.zoo import _read_log, build, load_network, save_network
 from tests.fuzz import mutations
 from tests.fuzz.mutations import BYTES, Mutation
 from tests.report import made
-from tests.vision import files
+from tests.vision.datasets import files
 
 Reader = Callable[[Path, Random], None]
 CPU = torch.device("cpu")

@@ -2,11 +2,12 @@
 
 import sys
 
-from expunge import cli, comparison
-from expunge.bench import profiles
+from expunge.cli import commands as cli
+from expunge.experiments import comparison, profiles
 from expunge.metrics import Relearning
-from expunge.tuning import Constant, Tuning
-from tests.bench.tiny import TINY
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
+from tests.experiments.tiny import TINY
 
 if __name__ == "__main__":
     comparison.RELEARNING = Relearning(Tuning(Constant(0.05, 1)))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from expunge.curvature import ConjugateGradients, LiSSA
+from expunge.curvature.solvers import ConjugateGradients, LiSSA
 from expunge.methods import (
     SCRUB,
     SSD,
@@ -26,7 +26,8 @@ from expunge.methods import (
     SalUn,
     TfIdfMask,
 )
-from expunge.tuning import Constant, Steps, Tuning, replay
+from expunge.training.schedules import Constant, Steps, replay
+from expunge.training.tuning import Tuning
 
 SHORT = ConjugateGradients(iterations=10)
 QUICK = Tuning(replay(Steps(), epochs=2), batch_size=16)

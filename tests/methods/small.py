@@ -4,7 +4,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from expunge.tuning import Constant, Tuning
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
 from expunge.vision.networks import DenseNet, resnet8
 
 CLASSES = 4

@@ -10,17 +10,18 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from expunge import channels
+from expunge.data.objective import Objective
+from expunge.editing.patches import Patch
 from expunge.errors import InputError
 from expunge.methods import ActivationMask, RandomMask, TfIdfMask
-from expunge.objective import Objective
-from expunge.patches import Patch
-from expunge.tuning import Constant, Tuning
+from expunge.model import channels
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
 from tests import reference
 from tests.methods import cases
 from tests.methods.properties import assert_same_weights
-from tests.test_activations import HEADS, NORMS, network
+from tests.model.test_activations import HEADS, NORMS, network
 
 TUNING = Tuning(Constant(0.05, 2), batch_size=16)
 every_network = pytest.mark.parametrize("name", NORMS)

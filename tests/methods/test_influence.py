@@ -6,11 +6,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from expunge import curvature
-from expunge.batches import as_batches
-from expunge.curvature import ConjugateGradients, LiSSA
+from expunge.curvature.solvers import ConjugateGradients, LiSSA
+from expunge.data.batches import as_batches
+from expunge.data.objective import Objective
 from expunge.errors import DivergedError, InputError
 from expunge.methods.influence import Influence, together
-from expunge.objective import Objective
 from expunge.unlearning import unlearn
 from expunge.vision.networks import DenseNet, resnet8
 from tests import reference

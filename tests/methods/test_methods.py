@@ -7,11 +7,14 @@ import torch
 from torch import nn
 from torch.nn.utils import prune, spectral_norm
 
-from expunge import fisher, masks, scores
+from expunge import fisher
+from expunge.data.objective import Objective
+from expunge.editing import masks, scores
 from expunge.errors import InputError, ModelError
 from expunge.methods import ActivationMask, BadTeacher, Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
-from expunge.objective import Objective
-from expunge.tuning import Steps, Tuning, train
+from expunge.training.loop import train
+from expunge.training.schedules import Steps
+from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
 from tests.methods import cases, properties
 

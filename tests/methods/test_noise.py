@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from expunge.curvature import ConjugateGradients
+from expunge.curvature.solvers import ConjugateGradients
+from expunge.data.objective import Objective
 from expunge.errors import InputError
 from expunge.methods.noise import FLOOR, FisherNoise, NewtonNoise, standard_normal
-from expunge.objective import Objective
 from expunge.unlearning import unlearn
 from expunge.vision.networks import DenseNet, resnet8
 from tests import reference

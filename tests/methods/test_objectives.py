@@ -7,9 +7,9 @@ from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from expunge import fisher, metrics
+from expunge.data.objective import Objective
 from expunge.errors import InputError
 from expunge.methods import SSD, FisherMask, FisherNoise, MaskClassifier, NewtonNoise
-from expunge.objective import Objective
 from expunge.unlearning import unlearn
 from tests.methods import cases, properties
 from tests.methods.cases import CASES

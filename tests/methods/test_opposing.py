@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Subset
 
 from expunge.errors import DivergedError, InputError
 from expunge.methods import SCRUB, Finetune, GradientAscent, NegGradPlus
-from expunge.tuning import Constant, Tuning
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
 from tests import reference
 from tests.methods import cases, properties, small

@@ -5,12 +5,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from expunge.batches import as_batches
+from expunge.data.batches import as_batches
+from expunge.data.objective import Objective
 from expunge.errors import InputError
 from expunge.methods import RandomLabels
 from expunge.methods.relabelling import random_labels
 from expunge.methods.streams import mixed
-from expunge.objective import Objective
 from expunge.unlearning import unlearn
 from tests import reference
 from tests.methods import cases, properties, small

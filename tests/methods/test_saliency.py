@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from expunge import curvature, masks, scores
-from expunge.batches import as_batches
+from expunge import curvature
+from expunge.data.batches import as_batches
+from expunge.editing import masks, scores
 from expunge.errors import InputError
 from expunge.methods import RandomLabels, SalUn
-from expunge.tuning import Constant, Tuning
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
 from tests import reference
 from tests.methods import cases, small

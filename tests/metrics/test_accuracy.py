@@ -5,10 +5,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from expunge import activations, channels, heads
 from expunge.errors import DivergedError, InputError
 from expunge.metrics import Relearning, accuracy, logits, relearn_time, unlearn_score
-from expunge.tuning import Constant, Tuning
+from expunge.model import activations, channels, heads
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
 from tests.methods import properties
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expunge.bench.cells import Cell
+from expunge.experiments.cells import Cell
 
 METHODS = ("retrain", "finetune", "fisher-mask", "random-mask", "mine<b>&co")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from expunge import cli
-from expunge.bench.results import Result, load
+from expunge.cli import commands as cli
 from expunge.errors import InputError
+from expunge.experiments.results import Result, load
 from expunge.report import page
 from expunge.report.page import read_notes
 from expunge.report.rows import average, rows, settings

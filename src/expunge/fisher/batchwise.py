@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError
+from expunge.fisher.closed_forms.scratch import wide
 from expunge.fisher.samples import Squares, fresh
-from expunge.fisher.scratch import wide
-from expunge.objective import Batch, Objective
 
 
 def batch_squares(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Squares:

@@ -11,24 +11,25 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from expunge.artifacts import weights_digest
-from expunge.batches import Data, as_batches, batch_size, device_of, few, take, tensors, to_device
-from expunge.calling import out_of_memory
-from expunge.checks import check_batch, check_model, check_module, check_names
-from expunge.classes import check_classes
+from expunge.data.batches import Data, as_batches, batch_size, device_of, few, take, to_device
+from expunge.data.calling import out_of_memory
+from expunge.data.classes import check_classes
+from expunge.data.objective import Batch, Objective, check_objective, cross_entropy
 from expunge.errors import InputError, ModelError
-from expunge.fisher import cotangents as kinds
+from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
-from expunge.fisher.passes import Pass, closed_forms
+from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.planning.passes import Pass, closed_forms
+from expunge.fisher.planning.survey import Plan, survey
 from expunge.fisher.samples import Squares, batched, fresh, looped
-from expunge.fisher.scratch import Scratch
 from expunge.fisher.sums import FisherSums
-from expunge.fisher.survey import Plan, survey
-from expunge.modes import hooked, in_mode, seeded, unchanged
-from expunge.objective import Batch, Objective, check_objective, cross_entropy
-from expunge.progress import track
-from expunge.replays import Replays, Result
-from expunge.settings import check_choice, check_whole
+from expunge.model.checks import check_batch, check_model, check_module, check_names
+from expunge.runtime.cuda_graphs import Replays, Result
+from expunge.runtime.modes import hooked, in_mode, seeded, unchanged
+from expunge.runtime.nested import tensors
+from expunge.runtime.progress import track
+from expunge.storage.tensors import weights_digest
+from expunge.validate import check_choice, check_whole
 
 Step = Callable[[tuple[Batch, Tensor]], Pass]  # of a batch and its noise
 KINDS = ("empirical", "expected", "sampled", "batch")

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from expunge.batches import batch_size, each_tensor, take
-from expunge.fisher.scratch import chunks, wide
-from expunge.objective import Batch, Objective
+from expunge.data.batches import batch_size, take
+from expunge.data.objective import Batch, Objective
+from expunge.fisher.closed_forms.scratch import chunks, wide
+from expunge.runtime.nested import each_tensor
 
 Squares = dict[str, Tensor]
 

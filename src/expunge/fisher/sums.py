@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from expunge.artifacts import load_tensors, save_tensors
-from expunge.documents import excerpt, named_number
 from expunge.errors import InputError, MismatchError
+from expunge.storage.documents import excerpt, named_number
+from expunge.storage.tensors import load_tensors, save_tensors
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Ways to forget: each a frozen dataclass whose fields are its settings."""
 
 from expunge.methods.activation import ActivationMask, TfIdfMask
+from expunge.methods.context import Method, Run
 from expunge.methods.dampening import SSD
 from expunge.methods.distillation import SCRUB, BadTeacher
 from expunge.methods.influence import Influence
@@ -8,7 +9,6 @@ from expunge.methods.masking import FisherMask, MaskClassifier, RandomMask
 from expunge.methods.noise import FisherNoise, NewtonNoise
 from expunge.methods.opposing import GradientAscent, NegGradPlus
 from expunge.methods.relabelling import RandomLabels
-from expunge.methods.run import Method, Run
 from expunge.methods.saliency import SalUn
 from expunge.methods.training import Finetune, Retrain
 

@@ -9,16 +9,17 @@ from typing import Literal
 
 from torch import nn
 
-from expunge import activations, channels, masks, scores
-from expunge.activations import Activations
-from expunge.batches import Data
+from expunge.data.batches import Data
+from expunge.data.objective import Batch
+from expunge.editing import masks, scores
+from expunge.editing.masks import Rounding, Scope
+from expunge.editing.patches import Patch
 from expunge.errors import InputError
-from expunge.masks import Rounding, Scope
-from expunge.methods.run import Run, change_and_tune, check_tuning, mask_and_tune, needs_remain
-from expunge.objective import Batch
-from expunge.patches import Patch
-from expunge.settings import check_choice, check_flag, check_number, check_seed, check_whole, make_plain
-from expunge.tuning import Tuning
+from expunge.methods.context import Run, change_and_tune, check_tuning, mask_and_tune, needs_remain
+from expunge.model import activations, channels
+from expunge.model.activations import Activations
+from expunge.training.tuning import Tuning
+from expunge.validate import check_choice, check_flag, check_number, check_seed, check_whole, make_plain
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from expunge import curvature, fisher
-from expunge.artifacts import weights_digest
-from expunge.batches import Batches, Data, as_batches, row_reader
-from expunge.checks import screened
-from expunge.classes import no_labels
+from expunge.data.batches import Batches, Data, as_batches, row_reader
+from expunge.data.classes import no_labels
+from expunge.data.objective import Batch, Objective
+from expunge.editing.patches import Patch
 from expunge.fisher import FisherSums
-from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
-from expunge.objective import Batch, Objective
-from expunge.patches import Patch
-from expunge.settings import check_choice, check_number, make_plain
-from expunge.tuning import Tuning
+from expunge.methods.context import Run, change_and_tune, check_tuning, needs_remain
+from expunge.model.checks import screened
+from expunge.storage.tensors import weights_digest
+from expunge.training.tuning import Tuning
+from expunge.validate import check_choice, check_number, make_plain
 
 RELEASED_BATCH_SIZE = 64
 

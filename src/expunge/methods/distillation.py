@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from expunge.batches import Batches, Data, as_batches, batch_size, device_of
-from expunge.copies import copied
-from expunge.methods.run import Run, check_tuning, class_shape, needs_remain
+from expunge.data.batches import Batches, Data, as_batches, batch_size, device_of
+from expunge.data.objective import Batch
+from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import built, reset
-from expunge.modes import seeded
-from expunge.objective import Batch
-from expunge.settings import check_amount, check_builder, check_positive, check_whole, make_plain
-from expunge.tuning import Constant, Losses, Phase, Tuning
+from expunge.model.copying import copied
+from expunge.runtime.modes import seeded
+from expunge.training.loop import Losses, Phase
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
+from expunge.validate import check_amount, check_builder, check_positive, check_whole, make_plain
 
 
 @dataclass(frozen=True)

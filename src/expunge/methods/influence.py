@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from expunge import curvature
-from expunge.batches import Batches, Data, batch_size
-from expunge.curvature import ConjugateGradients, LiSSA, Solver, check_solver
-from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
-from expunge.objective import Batch
-from expunge.patches import Patch
-from expunge.settings import check_amount, check_choice, make_plain
-from expunge.tuning import Tuning
+from expunge.curvature.solvers import ConjugateGradients, LiSSA, Solver, check_solver
+from expunge.data.batches import Batches, Data, batch_size
+from expunge.data.objective import Batch
+from expunge.editing.patches import Patch
+from expunge.methods.context import Run, change_and_tune, check_tuning, needs_remain
+from expunge.training.tuning import Tuning
+from expunge.validate import check_amount, check_choice, make_plain
 
 
 @dataclass(frozen=True)

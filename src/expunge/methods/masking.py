@@ -9,17 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from expunge import channels, fisher, heads, masks, scores
-from expunge.batches import Data
-from expunge.classes import no_labels
+from expunge import fisher
+from expunge.data.batches import Data
+from expunge.data.classes import no_labels
+from expunge.data.labels import IGNORED
+from expunge.editing import masks, scores
+from expunge.editing.masks import Granularity, Mask, Rounding, Scope, Which
+from expunge.editing.patches import Patch
 from expunge.errors import InputError
 from expunge.fisher import FisherSums
-from expunge.masks import Granularity, Mask, Rounding, Scope, Which
-from expunge.methods.run import Run, check_tuning, mask_and_tune, needs_remain
-from expunge.objective import IGNORED
-from expunge.patches import Patch
-from expunge.settings import check_choice, check_flag, check_number, check_seed, check_whole, make_plain
-from expunge.tuning import Tuning
+from expunge.methods.context import Run, check_tuning, mask_and_tune, needs_remain
+from expunge.model import channels, heads
+from expunge.training.tuning import Tuning
+from expunge.validate import check_choice, check_flag, check_number, check_seed, check_whole, make_plain
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from expunge import curvature, fisher, heads
-from expunge.batches import Data
-from expunge.classes import no_labels
-from expunge.curvature import ConjugateGradients, Vector
+from expunge import curvature, fisher
+from expunge.curvature import Vector
+from expunge.curvature.solvers import ConjugateGradients
+from expunge.data.batches import Data
+from expunge.data.classes import no_labels
+from expunge.editing.patches import Patch
 from expunge.errors import InputError
-from expunge.methods.run import Run, change_and_tune, check_tuning, needs_remain
-from expunge.patches import Patch
-from expunge.settings import check_amount, check_choice, check_seed, check_whole, make_plain, shown
-from expunge.tuning import Tuning
+from expunge.methods.context import Run, change_and_tune, check_tuning, needs_remain
+from expunge.model import heads
+from expunge.training.tuning import Tuning
+from expunge.validate import check_amount, check_choice, check_seed, check_whole, make_plain, shown
 
 Kind = Literal["expected", "empirical", "sampled"]
 NoiseKind = Literal["expected", "empirical", "sampled", "batch"]

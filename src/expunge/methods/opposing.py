@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from expunge.batches import Data, as_batches, device_of, to_device
-from expunge.lone import Lone
-from expunge.methods.run import Run, check_tuning, needs_remain
+from expunge.data.batches import Data, as_batches, device_of, to_device
+from expunge.data.objective import Batch
+from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.streams import cycled, tune_phases
-from expunge.objective import Batch
-from expunge.settings import check_number, make_plain
-from expunge.tuning import Constant, Losses, Phase, Tuning
+from expunge.training.loop import Losses, Phase
+from expunge.training.schedules import Constant
+from expunge.training.single_samples import Lone
+from expunge.training.tuning import Tuning
+from expunge.validate import check_number, make_plain
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from expunge.batches import Batches, Data, as_batches
+from expunge.data.batches import Batches, Data, as_batches
+from expunge.data.labels import IGNORED
+from expunge.data.objective import Batch
 from expunge.errors import InputError
-from expunge.methods.run import Run, check_tuning, class_shape, needs_remain
+from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged, tune_phases
-from expunge.objective import IGNORED, Batch
-from expunge.settings import check_flag, make_plain
-from expunge.tuning import Constant, Losses, Phase, Tuning
+from expunge.training.loop import Losses, Phase
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
+from expunge.validate import check_flag, make_plain
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,16 @@ from typing import Literal
 
 from torch import nn
 
-from expunge import curvature, masks, scores
-from expunge.batches import Data
+from expunge import curvature
+from expunge.data.batches import Data
+from expunge.editing import masks, scores
+from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.relabelling import relabelled, relabelled_apart
-from expunge.methods.run import Run, check_tuning, needs_remain
 from expunge.methods.streams import tune_phases
-from expunge.settings import check_choice, check_flag, check_number, make_plain
-from expunge.tuning import Constant, Tuning
+from expunge.training import holding
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
+from expunge.validate import check_choice, check_flag, check_number, make_plain
 
 
 @dataclass(frozen=True)
@@ -60,4 +63,4 @@ class SalUn:
             phases = relabelled_apart(model, forget, remain, self.exclude_own, self.tuning, run)
         gradient, _ = curvature.gradient(model, run.batches(forget, "forget"), run.objective, run.progress)
         mask = masks.select(scores.saliency(gradient), self.salient)
-        tune_phases(model, lambda epoch: phases, self.tuning, run, partial(masks.only, model, mask))
+        tune_phases(model, lambda epoch: phases, self.tuning, run, partial(holding.only, model, mask))

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from expunge import tuning
-from expunge.batches import Batches, batch_size, joined, take
+from expunge.data.batches import Batches, batch_size, joined, take
+from expunge.data.objective import Batch
 from expunge.errors import InputError
-from expunge.lone import Lone
-from expunge.methods.run import Run
-from expunge.objective import Batch
-from expunge.tuning import Phase, Tuning
+from expunge.methods.context import Run
+from expunge.training import loop as tuning
+from expunge.training.loop import Phase
+from expunge.training.single_samples import Lone
+from expunge.training.tuning import Tuning
 
 ONE_FORM = "batches of forget and remain data must have one form and shape, to be mixed"
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from expunge.batches import Data, device_of
-from expunge.checks import check_module
+from expunge.data.batches import Data, device_of
 from expunge.errors import InputError, ModelError
-from expunge.methods.run import Run, check_tuning, needs_remain, tune
-from expunge.modes import seeded
-from expunge.settings import check_builder
-from expunge.tuning import Steps, Tuning
+from expunge.methods.context import Run, check_tuning, needs_remain, tune
+from expunge.model.checks import check_module
+from expunge.runtime.modes import seeded
+from expunge.training.schedules import Steps
+from expunge.training.tuning import Tuning
+from expunge.validate import check_builder
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from expunge.batches import Data, as_batches, device_of, to_device
-from expunge.checks import check_batch, check_module
-from expunge.classes import check_classes
+from expunge.data.batches import Data, as_batches, device_of, to_device
+from expunge.data.classes import check_classes
+from expunge.data.labels import IGNORED, as_labels, check_labels, form_advice
+from expunge.data.objective import Objective, check_objective
 from expunge.errors import DivergedError, InputError, naming
-from expunge.labels import IGNORED, as_labels, check_labels, form_advice
-from expunge.modes import in_mode, seeded, unchanged
-from expunge.objective import Objective, check_objective
-from expunge.settings import check_number, check_whole
+from expunge.model.checks import check_batch, check_module
+from expunge.runtime.modes import in_mode, seeded, unchanged
+from expunge.validate import check_number, check_whole
 
 
 def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), batch_size: int = 128) -> float:

@@ -8,14 +8,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from expunge.batches import Data, as_batches, device_of, to_device
-from expunge.checks import check_module
+from expunge.data.batches import Data, as_batches, device_of, to_device
+from expunge.data.labels import IGNORED, as_labels
+from expunge.data.objective import Objective, check_objective, cross_entropy
 from expunge.errors import InputError, naming
-from expunge.labels import IGNORED, as_labels
 from expunge.metrics.accuracy import check_numbers, check_targets
-from expunge.modes import in_mode, seeded, unchanged
-from expunge.objective import Objective, check_objective, cross_entropy
-from expunge.settings import check_whole
+from expunge.model.checks import check_module
+from expunge.runtime.modes import in_mode, seeded, unchanged
+from expunge.validate import check_whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from expunge.batches import Batches, Data, as_batches, read_batches, row_reader
-from expunge.checks import check_module, check_names
-from expunge.columns import as_dataset
-from expunge.copies import copied
+from expunge.data.batches import Batches, Data, as_batches, read_batches, row_reader
+from expunge.data.columns import as_dataset
+from expunge.data.indices import resolved
+from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
-from expunge.indices import resolved
 from expunge.metrics.predictions import logits, mean_loss
-from expunge.objective import Batch, Objective
-from expunge.settings import check_amount, check_whole, make_plain, shown
-from expunge.tuning import Constant, Tuning, train
+from expunge.model.checks import check_module, check_names
+from expunge.model.copying import copied
+from expunge.training.loop import train
+from expunge.training.schedules import Constant
+from expunge.training.tuning import Tuning
+from expunge.validate import check_amount, check_whole, make_plain, shown
 
 MOST_DRAWS = 10**9  # rows that are drawn at once, one integer each
 

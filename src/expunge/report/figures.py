@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from expunge.report import svg
+from expunge.report.page_tables import Cell, Column, Table, number, percent
 from expunge.report.rows import Row, Setting, family, flat, mean
-from expunge.report.tables import Cell, Column, Table, number, percent
 from expunge.vision.networks import NETWORKS
 
 SMALL = (230, 170)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from expunge.bench.experiments import REFERENCE
+from expunge.experiments.plans import REFERENCE
 from expunge.report import svg
+from expunge.report.page_tables import Cell, Column, Paper, Table, beside, number, percent
 from expunge.report.rows import Row, Setting, Told, at, mean, place
-from expunge.report.tables import Cell, Column, Paper, Table, beside, number, percent
 
 POISON = "Attack success: share of triggered test images given the attacker's label; the poison's attack, not one on membership."
 MEASURES = {"remain": "remain", "forget": "forget", "unlearn_score": "score"}

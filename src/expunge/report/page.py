@@ -8,18 +8,19 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from expunge import __version__, artifacts
-from expunge.bench.experiments import REFERENCE
-from expunge.bench.results import Result, load
-from expunge.documents import excerpt, read_json
+from expunge import __version__
 from expunge.errors import InputError
+from expunge.experiments.plans import REFERENCE
+from expunge.experiments.results import Result, load
 from expunge.report import figures, measured
 from expunge.report.figures import Figure
+from expunge.report.page_tables import Table
 from expunge.report.parts import EXPERIMENTS, OTHER, PARTS, Experiment
 from expunge.report.printed import printed
 from expunge.report.provenance import failures, runs, summary
 from expunge.report.rows import Setting, Told, average, settings
-from expunge.report.tables import Table
+from expunge.storage import files
+from expunge.storage.documents import excerpt, read_json
 
 FOLDER = Path(__file__).parent / "template"
 AVERAGED = ("table1", "table2")  # the paper prints means over all its models there
@@ -52,7 +53,7 @@ def write(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     found = load(folder)
     if not found:
         raise InputError("results", "must be a folder with results in its cells/", os.fspath(folder))
-    return artifacts.write_bytes(out, page(found, os.fspath(folder), read_notes(folder)).encode())
+    return files.write_bytes(out, page(found, os.fspath(folder), read_notes(folder)).encode())
 
 
 def read_notes(folder: str | os.PathLike[str]) -> Notes:

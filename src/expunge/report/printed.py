@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from expunge.bench import paper
-from expunge.bench.tables import DATASETS, MODELS
+from expunge.experiments import paper
+from expunge.report.paper_tables import DATASETS, MODELS
 from expunge.report.rows import Row, Told
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from expunge.report.measured import chosen_on
+from expunge.report.page_tables import Cell, Column, Table, number
 from expunge.report.rows import Told, at, family, flat, place, shown
-from expunge.report.tables import Cell, Column, Table, number
 
 
 def summary(done: Sequence[Told], failed: Sequence[Told]) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from expunge.bench.experiments import PAPER_METHODS
+from expunge.experiments.plans import PAPER_METHODS
 from expunge.methods import METHODS
 
 Told = Mapping[str, Any]

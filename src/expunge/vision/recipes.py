@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from expunge.errors import InputError
-from expunge.tuning import Constant, Precision, Schedule, Steps, Tuning, replay
+from expunge.training.schedules import Constant, Schedule, Steps, replay
+from expunge.training.tuning import Precision, Tuning
 
 
 @dataclass(frozen=True)

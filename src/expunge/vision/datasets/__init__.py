@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from expunge.errors import InputError
-from expunge.vision import digits
-from expunge.vision.datasets import cifar, folder, idx, tiny_imagenet
+from expunge.vision.datasets import cifar, digits, folder, idx, tiny_imagenet
 from expunge.vision.datasets.files import VARIABLE, data_folder
 from expunge.vision.datasets.images import Images, ImageSet, Split, image_set, split
 

@@ -12,8 +12,8 @@ from pathlib import Path, PurePosixPath
 import torch
 from torch import Tensor
 
-from expunge.documents import read_plain
 from expunge.errors import InputError
+from expunge.storage.documents import read_plain
 
 VARIABLE = "EXPUNGE_DATA"
 PIECE = 2**16

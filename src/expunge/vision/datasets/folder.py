@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from expunge.documents import read_plain
 from expunge.errors import InputError
+from expunge.storage.documents import read_plain
 from expunge.vision.datasets import pictures
 from expunge.vision.datasets.images import ImageSet, image_set, stratified
 

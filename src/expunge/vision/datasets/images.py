@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from expunge.errors import InputError
-from expunge.modes import generator
-from expunge.settings import check_number
+from expunge.runtime.modes import generator
+from expunge.validate import check_number
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from expunge.documents import excerpt
+from expunge.storage.documents import excerpt
 
 OPERATIONS = 1_000_000  # five times what the largest file, CIFAR-100's, has; Python 3 takes twice as many for the same
 LONGEST = 8  # bytes of a whole number

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from expunge.documents import excerpt
+from expunge.storage.documents import excerpt
 from expunge.vision.datasets import pictures
 from expunge.vision.datasets.files import Place, climbs, md5_of
 from expunge.vision.datasets.images import ImageSet, image_set

@@ -1,0 +1,226 @@
+"""`expunge bench`: what it is asked for, and the four or five things it does. Nothing heavy is imported before it is known what to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from expunge.errors import InputError
+from expunge.runtime.exits import uninterrupted
+from expunge.storage.files import check_file, check_folder
+
+if TYPE_CHECKING:
+    from expunge.experiments.plans import Entry, Experiment
+    from expunge.experiments.profiles import Profile
+    from expunge.experiments.runner import Place, Task
+
+OUT = "results"
+Do = Literal["list", "run", "table", "report", "adopt"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What to do, and with which experiments in which size."""
+
+    do: Do
+    names: tuple[str, ...]
+    profile: str
+    seeds: tuple[int, ...]
+    models: tuple[str, ...]
+    methods: tuple[str, ...]
+    only: tuple[str, ...]
+    out: str
+    data: str | None
+    device: str | None
+    jobs: int | None
+    compile: bool
+    dry_run: bool
+    cells: str | None
+    format: str
+
+
+def bench_command(
+    do: Do,
+    names: tuple[str, ...] = ("all",),
+    /,
+    profile: Literal["smoke", "paper"] = "smoke",
+    seeds: tuple[int, ...] = (),
+    models: tuple[str, ...] = (),
+    methods: tuple[str, ...] = ("all",),
+    only: tuple[str, ...] = (),
+    out: str = OUT,
+    data: str | None = None,
+    device: str | None = None,
+    jobs: int | None = None,
+    compile: bool = False,
+    dry_run: bool = False,
+    cells: str | None = None,
+    format: Literal["terminal", "text", "markdown", "latex", "csv"] = "terminal",
+) -> Bench:
+    """The paper's tables and figures, with its printed numbers beside ours. Can be stopped at any moment, and goes on where it stopped.
+
+    Args:
+        do: list experiments and how much of them is done; run them; print a table; write the report page; adopt trained networks.
+        names: all, or experiments: table1 to table5, fig-influence, -relearn, -schedule, -ratio, settings. For adopt: files of networks.
+        profile: smoke: handwritten digits, minutes on a CPU; paper: CIFAR-10 and CIFAR-100, for a GPU.
+        seeds: In place of the profile's.
+        models: In place of the profile's, such as cifar10/vgg16; all but tables 1 and 2 take the first.
+        methods: all, paper (those of the paper alone), or names such as fisher-mask.
+        only: Words that a cell's line must hold, such as seed=666, poisoned or fisher-mask-released.
+        out: Folder; results are in its PROFILE/cells, networks in its models.
+        data: Folder of the datasets; without it EXPUNGE_DATA, else ./data.
+        device: cuda or cpu; without it what there is.
+        jobs: Processes that share the work; without it one on a GPU, one a core on a CPU.
+        compile: Train networks through torch.compile: faster on a GPU, where many are to be trained.
+        dry_run: Print what would run, and for how long.
+        cells: Write the cells to this file, for `python -m expunge.experiments.runner`.
+        format: Of tables.
+    """
+    return Bench(do, names, profile, seeds, models, methods, only, out, data, device, jobs, compile, dry_run, cells, format)
+
+
+def run_bench(options: Bench) -> int:
+    """The exit code: 1 where a cell that was to be run, or every cell that was to be shown, has no result."""
+    with uninterrupted():
+        from expunge.experiments.plans import chosen, entries
+        from expunge.experiments.profiles import profile_of
+        from expunge.runtime.modes import check_seeds
+
+    check_seeds("seeds", *options.seeds)
+    profile = profile_of(options.profile, options.seeds, options.models)
+    experiments = chosen(("all",) if options.do == "adopt" else options.names)
+    asked = {experiment: entries(experiment, profile, options.only, options.methods) for experiment in experiments}
+    if options.only and not any(asked.values()):
+        raise InputError("only", "must be words of the line of a cell that is asked for", " ".join(options.only))
+    if options.jobs is not None and options.jobs < 1:
+        raise InputError("jobs", "must be at least 1", options.jobs)
+    does: dict[str, Callable[[Bench, Profile, dict[Experiment, list[Entry]]], int]] = {
+        "list": _list,
+        "run": _run,
+        "table": _table,
+        "adopt": _adopt,
+    }
+    return does[options.do](options, profile, asked)
+
+
+def _place(options: Bench) -> Place:
+    from expunge.experiments.runner import Place
+    from expunge.runtime.modes import device_named
+
+    out = Path(options.out)
+    return Place(out / options.profile, out / "models", options.data, device_named(options.device), compiled=options.compile)
+
+
+def _tasks(asked: dict[Experiment, list[Entry]]) -> list[Task]:
+    """Every cell once, with the experiments it belongs to."""
+    from expunge.experiments.runner import Task
+
+    found: dict[str, Task] = {}
+    for experiment, members in asked.items():
+        for entry in members:
+            known = found.get(entry.cell.digest, Task(entry.cell))
+            found[entry.cell.digest] = Task(entry.cell, tuple(dict.fromkeys((*known.experiments, experiment.name))))
+    return list(found.values())
+
+
+def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
+    place = _place(options)
+    if options.out != OUT and not any(Path(options.out).glob("*/cells")):
+        raise InputError("out", "must be a folder of results, where something has been run; there are none", options.out)
+    for experiment, members in asked.items():
+        cells = {entry.cell.digest: entry.cell for entry in members}
+        done = sum(place.done(cell) for cell in cells.values())
+        print(f"{experiment.name:14} {experiment.title}: {done} of {len(cells)} cells done")
+    print(f"profile {profile.name}: {', '.join(profile.models)}, seeds {', '.join(map(str, profile.seeds))}; {place.folder}/")
+    return 0
+
+
+def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
+    with uninterrupted():
+        from expunge.experiments.runner import run
+        from expunge.storage.files import write_json
+
+    if options.cells is not None:
+        check_file("cells", options.cells)
+    if not options.dry_run:
+        check_folder("out", options.out)
+    tasks, place = _tasks(asked), _place(options)
+    if options.cells is not None:
+        write_json(options.cells, [task.as_json() for task in tasks])
+    jobs = options.jobs or (1 if place.device.type == "cuda" else min(8, os.cpu_count() or 1))
+    if options.dry_run:
+        _foretell(tasks, place, jobs)
+        return 0
+    run(tasks, place, jobs, lambda line: print(line, file=sys.stderr, flush=True))
+    done = sum(place.done(task.cell) for task in tasks)
+    print(f"{done} of {len(tasks)} cells done; {place.folder}/")
+    if done < len(tasks):
+        print(f"expunge: {len(tasks) - done} of {len(tasks)} cells have no result: see above why", file=sys.stderr, flush=True)
+    return 0 if done == len(tasks) else 1
+
+
+def _foretell(tasks: Sequence[Task], place: Place, jobs: int) -> None:
+    from expunge.experiments.estimates import Estimates
+    from expunge.experiments.runner import missing_networks
+
+    open_tasks = [task for task in tasks if not place.done(task.cell)]
+    estimates = Estimates.of(place)
+    networks = missing_networks((task.cell for task in open_tasks), place.store)
+    for spec in networks:
+        data = " ".join(map(str, spec.data.values()))
+        print(f"train {spec.dataset} {spec.network} {data} seed={spec.seed}: {_time(estimates.network(spec))}")
+    for task in open_tasks:
+        print(f"{task.cell.label}: {_time(estimates.cell(task.cell))}")
+    told = [*map(estimates.network, networks), *(estimates.cell(task.cell) for task in open_tasks)]
+    known = sum(each for each in told if each is not None)
+    unknown = sum(each is None for each in told)
+    print(
+        f"{len(networks)} networks and {len(open_tasks)} of {len(tasks)} cells to run: about {_time(known / jobs)} in {jobs} process"
+        + ("es" if jobs > 1 else "")
+        + (f", and {unknown} of which nothing alike has run yet" if unknown else "")
+    )
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "? s"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _table(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
+    from expunge.report.formats import FORMATS, show
+    from expunge.report.paper_tables import tables
+
+    place = _place(options)
+    if not any((place.folder / "cells").glob("*.json")):
+        rule = f"must be a folder with results of the profile {options.profile} in its {options.profile}/cells; there are none"
+        raise InputError("out", rule, options.out)
+    found, seen = [], 0
+    for experiment, members in asked.items():
+        there = {entry.cell.digest: place.result(entry.cell) for entry in members}
+        results = {digest: result for digest, result in there.items() if result is not None}
+        found += tables(experiment, members, results)
+        seen += len(results)
+    if options.format != "terminal":
+        print(FORMATS[options.format](found), end="")
+    elif sys.stdout.isatty():
+        show(found)
+    else:
+        print(FORMATS["text"](found), end="")
+    return 0 if seen else 1
+
+
+def _adopt(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
+    from expunge.experiments.networks import named
+
+    check_folder("out", options.out)
+    store, cells = _place(options).store, [entry.cell for members in asked.values() for entry in members]
+    for file in options.names:
+        spec = named(file, cells)
+        there = " already" if store.holds(spec) else ""
+        print(f"{file} is{there} {store.adopt(file, spec)}")
+    return 0

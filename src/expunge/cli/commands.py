@@ -1,0 +1,67 @@
+"""The command line: parse, call, print. Nothing heavy is imported before it is known what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from expunge import __version__
+from expunge.cli.bench import Bench, bench_command, run_bench
+from expunge.cli.compare import Compare, run_compare
+from expunge.cli.data import Data, data_command, run_data
+from expunge.cli.demo import Demo, run_demo
+from expunge.cli.report import Report, report_command, run_bench_report, run_report
+from expunge.cli.train import Train, run_train
+from expunge.runtime.exits import ended, uninterrupted
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 1 for what broke, 130 for Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    return ended(lambda: _main(given))
+
+
+def _main(given: list[str]) -> int:
+    if given == ["--version"]:
+        print(f"expunge {__version__}")
+        return 0
+    with uninterrupted():
+        command = _parsed(given)
+    return run(command) or 0
+
+
+def _parsed(given: list[str]) -> Demo | Compare | Train | Bench | Report | Data:
+    import tyro
+
+    # Said here, since tyro is not imported above.
+    report_command.__annotations__["out"] = Annotated[str, tyro.conf.arg(aliases=("-o",))]
+    return tyro.extras.subcommand_cli_from_dict(
+        {"demo": Demo, "compare": Compare, "train": Train, "bench": bench_command, "report": report_command, "data": data_command},
+        prog="expunge",
+        description="Take data out of a trained network. `expunge --version` tells the version.",
+        args=given,
+    )
+
+
+def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
+    match command:
+        case Demo():
+            run_demo(command)
+        case Compare():
+            run_compare(command)
+        case Train():
+            run_train(command)
+        case Bench(do="report"):
+            run_bench_report(command)
+        case Bench():
+            return run_bench(command)
+        case Report():
+            run_report(command)
+        case Data():
+            run_data(command)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

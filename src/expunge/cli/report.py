@@ -1,0 +1,44 @@
+"""`expunge report`: one page of a folder of results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from expunge.cli.bench import Bench
+from expunge.runtime.exits import uninterrupted
+from expunge.storage.files import check_file
+
+
+@dataclass(frozen=True)
+class Report:
+    """A folder of results, and the page it becomes."""
+
+    results: str
+    out: str
+
+
+def report_command(results: str, /, out: str = "report.html") -> Report:
+    """One page of a folder of results: tables, figures, the paper's numbers. It needs no network, and prints.
+
+    Args:
+        results: Folder that holds cells/, such as results/smoke.
+        out: The page.
+    """
+    return Report(results, out)
+
+
+def run_report(options: Report) -> None:
+    with uninterrupted():
+        from expunge import report
+
+    check_file("out", options.out)
+    print(report.write(options.results, options.out))
+
+
+def run_bench_report(options: Bench) -> None:
+    with uninterrupted():
+        from expunge import report
+
+    page = f"{options.out}/{options.profile}.html"
+    check_file("out", page)
+    print(report.write(f"{options.out}/{options.profile}", page))

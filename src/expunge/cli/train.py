@@ -1,0 +1,129 @@
+"""`expunge train`: train a network as the paper does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from expunge.errors import InputError
+from expunge.runtime.exits import uninterrupted
+from expunge.storage.files import check_folder
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a network as the paper does, or by numbers of your own; a training that was stopped goes on where it was."""
+
+    dataset: str = "digits"
+    """digits, cifar10, cifar100, mnist, fashion-mnist, tiny-imagenet, or a folder of class folders of pictures."""
+    network: str = "resnet20"
+    """Such as resnet20, vgg16, googlenet or densenet100."""
+    seed: int = 0
+    """Decides the weights and the order of the images."""
+    seeds: str | None = None
+    """Several networks that share the device, such as 0,1,2: on a GPU faster than one after the other."""
+    without: int | None = None
+    """Leave this class out: the network an unlearned one is compared with."""
+    data: str | None = None
+    """Folder of the datasets; without it EXPUNGE_DATA, else ./data."""
+    out: str = "runs/train"
+    """Folder for the state, the weights and the curve."""
+    epochs: int | None = None
+    """Instead of the recipe's, as all numbers that follow."""
+    rate: float | None = None
+    """At the start; the paper has 0.01 for MNIST in its text, 0.1 in its table."""
+    batch_size: int | None = None
+    weight_decay: float | None = None
+    augment: bool = False
+    """Crop and mirror images at random."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """bfloat16 on a GPU, else float32."""
+    compile: bool = False
+    """By torch.compile, on a GPU: some seconds at the start, faster steps."""
+    quiet: bool = False
+    """No progress, the result alone."""
+
+
+def run_train(options: Train) -> None:
+    with uninterrupted():
+        from expunge.report import training as training_report
+        from expunge.runtime.modes import check_seeds, device_named
+        from expunge.storage.locks import held_alone
+        from expunge.vision import datasets, recipes
+        from expunge.vision.zoo import Trained, plan, train_networks
+
+    check_folder("out", options.out)
+    seeds = [options.seed] if options.seeds is None else _numbers("seeds", options.seeds)
+    check_seeds("seed" if options.seeds is None else "seeds", *seeds)
+    device = device_named(options.device)
+    if options.compile and device.type != "cuda":
+        raise InputError("compile", "is for a GPU", device)
+    numbers = {name: getattr(options, name) for name in ("epochs", "rate", "batch_size", "weight_decay")}
+    recipe = recipes.changed(recipes.recipe_for(options.dataset), **numbers, augment=options.augment or None)
+    with _called(name="dataset", label="without"):
+        images = datasets.load(options.dataset, options.data).to(device)
+        jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment)
+    if not options.quiet:
+        note = recipes.NOTES.get(options.dataset)
+        told = training_report.told(recipe) + (f" ({note})" if note else "")
+        print(f"{options.network} on {options.dataset}: {told}", file=sys.stderr, flush=True)
+    latest: dict[str, Trained] = {}
+
+    def tell(networks: Sequence[Trained]) -> None:
+        for network in networks:
+            print(f"{network.job.name}: {training_report.line(network.curve[-1])}, weights {network.digest}")
+
+    try:
+        names, shown = [job.name for job in jobs], training_report.shown(recipe.epochs, not options.quiet)
+        with held_alone("out", options.out, names), shown as show:
+
+            def noted(trained: Trained) -> None:
+                latest[trained.job.name] = trained
+                if show is not None:
+                    show(trained)
+
+            trained = train_networks(
+                options.network,
+                images.classes,
+                images.channels,
+                jobs,
+                recipe,
+                device=device,
+                precision=options.precision or ("bfloat16" if device.type == "cuda" else "float32"),
+                compiled=options.compile,
+                watch=watch,
+                out=options.out,
+                about={"dataset": options.dataset, "without": options.without, "device": str(device)},
+                noted=noted,
+            )
+    except KeyboardInterrupt:
+        print(f"The state after the last whole epoch is in {options.out}/; the same command goes on from there.", file=sys.stderr)
+        raise
+    except OSError:  # such as a full disk at the very end: what was found is told
+        tell([trained for trained in latest.values() if trained.curve[-1].epoch == recipe.epochs])
+        raise
+    tell(trained)
+    print(f"Weights, curves and settings: {options.out}/")
+
+
+@contextmanager
+def _called(**options: str) -> Iterator[None]:
+    """A mistake in an argument is told by the name of the option it came from."""
+    try:
+        yield
+    except InputError as error:
+        if error.argument not in options:
+            raise
+        raise InputError(options[error.argument], error.rule, error.found) from error
+
+
+def _numbers(argument: str, given: str) -> list[int]:
+    try:
+        return list(dict.fromkeys(int(part) for part in given.split(",")))
+    except ValueError as error:
+        raise InputError(argument, "must be whole numbers with commas between them", given) from error

@@ -1,0 +1,117 @@
+"""Fingerprint samples by their bytes, inputs and labels, to see which of some samples are among others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from expunge.data.objective import Batch
+
+Hashes = numpy.ndarray[Any, numpy.dtype[numpy.int64]]  # one a sample, Python's 64 bits of its bytes
+
+
+SPREAD = 16  # numbers that tell most samples apart
+
+
+class Unreadable(Exception):
+    """A batch whose samples cannot be told apart by bytes."""
+
+
+class Fingerprints:
+    """Samples that others are looked up among."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        columns = [_columns(batch) for batch in batches]
+        self._light = numpy.concatenate([_light(batch) for batch in columns])
+        hashes = numpy.concatenate([_sum(batch) for batch in columns])
+        self._order = numpy.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._order]
+
+    def among(self, batch: Batch) -> tuple[int, Tensor, Tensor]:
+        """How many samples a batch holds, which of them are among these, and each one's number here, the first where there are several.
+
+        Labels and a few numbers of the inputs are looked up first: what they rule out is not hashed.
+        """
+        columns = _columns(batch)
+        places = numpy.flatnonzero(numpy.isin(_light(columns), self._light))
+        hashes = _sum([column[torch.from_numpy(places).to(column.device)] for column in columns])
+        nearest = numpy.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
+        same = self._hashes[nearest] == hashes
+        return len(columns[0]), torch.from_numpy(places[same]), torch.from_numpy(self._order[nearest[same]])
+
+
+def fingerprints(batch: Batch) -> Hashes:
+    """One for each sample, whatever the columns are called and in which order they come."""
+    return _sum(_columns(batch))
+
+
+def _columns(batch: Batch) -> list[Tensor]:
+    """What a batch holds of every sample, the smallest first; words by their hashes."""
+    columns = [column for leaf in _parts(batch) if (column := _column(leaf)) is not None]
+    sizes = {len(column) for column in columns}
+    if len(sizes) != 1:
+        raise Unreadable
+    return sorted(columns, key=lambda column: column[:1].nbytes)
+
+
+def _parts(batch: Batch) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _parts(value)
+    elif isinstance(batch, (tuple, list)) and not _words(batch):
+        for value in batch:
+            yield from _parts(value)
+    else:
+        yield batch
+
+
+def has_bytes(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested and not tensor.is_meta
+
+
+def _words(entry: Any) -> bool:
+    return bool(entry) and all(isinstance(word, (str, bytes)) for word in entry)
+
+
+def _column(leaf: Any) -> Tensor | None:
+    """None where a leaf says nothing of single samples, such as a setting that goes with a batch."""
+    if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
+        return None
+    if isinstance(leaf, (tuple, list)):
+        return torch.tensor([hash(word) for word in leaf])
+    if isinstance(leaf, numpy.ndarray) and leaf.dtype.kind in "biuf":
+        leaf = torch.as_tensor(leaf)
+    if not isinstance(leaf, Tensor) or not leaf.dim() or not has_bytes(leaf):
+        raise Unreadable
+    return leaf.detach()
+
+
+def _sum(columns: Sequence[Tensor]) -> Hashes:
+    """Summed, which does not depend on the order of columns; numbers wrap around."""
+    return numpy.sum([_hashes(column) for column in columns], axis=0, dtype=numpy.int64)
+
+
+def _light(columns: Sequence[Tensor]) -> Hashes:
+    """Of the smallest column and of some numbers, here and there, of the largest."""
+    rows = columns[-1].reshape(len(columns[-1]), _width(columns[-1]))
+    few = rows[:, torch.linspace(0, rows.shape[1] - 1, SPREAD).long().unique()] if rows.shape[1] > SPREAD else rows
+    return _sum([columns[0], few])
+
+
+def _width(column: Tensor) -> int:
+    return math.prod(column.shape[1:])
+
+
+def _hashes(column: Tensor) -> Hashes:
+    rows = column.reshape(len(column), _width(column)).cpu()
+    if rows.is_floating_point():
+        rows = rows.float()  # the same numbers, whatever the precision they are kept in
+    elif not rows.is_complex() and rows.shape[1] == 1:
+        rows = rows.long()  # a label
+    array = rows.contiguous().numpy()
+    return numpy.array([hash(row.tobytes()) for row in array], dtype=numpy.int64)

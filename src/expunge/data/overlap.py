@@ -1,0 +1,177 @@
+"""Refuse remain data that hold samples of the forget set: training on them would bring back what must go."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from expunge.data.batches import Data
+from expunge.data.fingerprints import Fingerprints, Unreadable, fingerprints
+from expunge.data.objective import Batch, Objective
+from expunge.data.records import CHUNK, PROBE, Part, Stream, labels_at, parts_of, same_rows
+from expunge.data.stored import memory_of, stored_by
+from expunge.errors import InputError, UncheckedWarning, naming
+from expunge.runtime.modes import seeded
+from expunge.runtime.progress import track
+
+ROWS = "must not hold samples of the forget set; leave them out"
+EQUAL = (
+    "must not hold samples of the forget set; leave out those that equal one of them in inputs and label or, where they are records of "
+    "their own, give both sets as Subsets of one dataset, which are told apart by their rows"
+)
+UNCHECKED = "remain: could not be compared with the forget data, so make sure that no sample is in both; Subsets of one dataset can be"
+
+
+def check_disjoint(forget: Data, remain: Data, objective: Objective = Objective(), progress: bool = False) -> None:
+    """No sample may be both to forget and to keep.
+
+    Two samples are the same where they are one row of a dataset, or one place in memory, and have the same label. Loaders, samplers,
+    subsets, concatenations and views that keep the labels are seen through; a transform makes no other sample of a row, another label does.
+    Forget and remain data that have no dataset in common are compared by content: by what datasets store of their records, else by the
+    samples, which are read for it. What chance changes at every reading has no content to compare: an `UncheckedWarning` says so.
+    """
+    if forget is remain:
+        raise InputError("remain", "must not be the forget set", "the same object")
+    with seeded(0, torch.device("cpu")):
+        lost, kept = parts_of(forget, "forget", objective), parts_of(remain, "remain", objective)
+        _check_rows(lost, kept, objective)
+        verdicts = [verdict for part in kept for verdict in _by_content(part, lost, objective, progress)]
+    rows = sorted({row for verdict in verdicts for row in verdict.equal})
+    if rows:
+        raise InputError("remain", EQUAL, f"{len(rows)} equal, at index {', '.join(map(str, rows[:5]))}{', ...' if rows[5:] else ''}")
+    if reason := next((verdict.unchecked for verdict in verdicts if verdict.unchecked), None):
+        warnings.warn(f"{UNCHECKED} ({reason})", UncheckedWarning, stacklevel=3)
+
+
+class Verdict(NamedTuple):
+    """What a comparison of contents found: remain samples that equal one of the forget set, by their index; why it could not be made."""
+
+    equal: list[int] = []
+    unchecked: str | None = None
+
+
+def _check_rows(lost: Sequence[Part | Stream], kept: Sequence[Part | Stream], objective: Objective) -> None:
+    """By rows of one dataset, and by places in memory."""
+    shared: dict[int, set[int]] = {}
+    for part in kept:
+        for other in lost:
+            if isinstance(part, Part) and isinstance(other, Part):
+                places = _same_labels(part, other, *_same_records(part, other), objective)
+                shared.setdefault(id(part.origin), set()).update(part.numbers[places].tolist())
+    if count := sum(map(len, shared.values())):
+        first = next(min(numbers) for numbers in shared.values() if numbers)
+        raise InputError("remain", ROWS, f"{count} shared, the first at index {first}")
+
+
+def _same_records(part: Part, other: Part) -> tuple[Tensor, Tensor]:
+    """Where in the part records stand that the other has too, and where they do there."""
+    if part.origin is other.origin:
+        return _equal(part.numbers, other.numbers)
+    mine, theirs = memory_of(part.origin, part.numbers), memory_of(other.origin, other.numbers)
+    if mine is None or theirs is None or mine.layout != theirs.layout:
+        return (torch.empty(0, dtype=torch.int64),) * 2
+    return _equal(mine.addresses, theirs.addresses)
+
+
+def _equal(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    ordered, order = second.sort()
+    nearest = torch.searchsorted(ordered, first).clamp(max=len(second) - 1)
+    places = (ordered[nearest] == first).nonzero().flatten()
+    return places, order[nearest[places]]
+
+
+def _same_labels(part: Part, other: Part, places: Tensor, others: Tensor, objective: Objective) -> Tensor:
+    """The places of records that go by the same label in both; those of one dataset do, and those whose labels cannot be told."""
+    if part.data is other.data or not len(places):
+        return places
+    mine, theirs = labels_at(part.data, part.rows[places], objective), labels_at(other.data, other.rows[others], objective)
+    return places if mine is None or theirs is None else places[same_rows(mine, theirs)]
+
+
+def _told_apart(part: Part | Stream, other: Part | Stream) -> bool:
+    """Whether rows have decided: in one dataset, or in one storage."""
+    if isinstance(part, Stream) or isinstance(other, Stream):
+        return False
+    if {*map(id, part.within)} & {*map(id, other.within)}:
+        return True
+    mine, theirs = memory_of(part.origin, part.numbers[:1]), memory_of(other.origin, other.numbers[:1])
+    same = mine is not None and theirs is not None and (mine.layout, mine.storage) == (theirs.layout, theirs.storage)
+    return same and all(stored is not None and stored.tells_all for stored in (stored_by(part.origin), stored_by(other.origin)))
+
+
+def _by_content(part: Part | Stream, lost: Sequence[Part | Stream], objective: Objective, progress: bool) -> Iterator[Verdict]:
+    """Of what rows have not told apart: by what is stored of the records, then by the samples where that does not decide."""
+    undecided = []
+    for other in lost:
+        if not _told_apart(part, other):
+            places, decided = _stored_alike(part, other, objective)
+            yield Verdict(_indices(part, places))
+            if not decided:
+                undecided.append(other)
+    if undecided:
+        yield _by_samples(part, undecided, progress)
+
+
+def _stored_alike(part: Part | Stream, other: Part | Stream, objective: Objective) -> tuple[Tensor, bool]:
+    """Where in the part records stand that equal one of the other in all that datasets store, whatever transforms make of it; and whether
+    there can be no others."""
+    none = torch.empty(0, dtype=torch.int64)
+    if isinstance(part, Stream) or isinstance(other, Stream):
+        return none, False
+    mine, theirs = stored_by(part.origin), stored_by(other.origin)
+    if mine is None or theirs is None or mine.kind != theirs.kind:
+        return none, False
+    try:
+        known = Fingerprints(map(theirs.read, other.numbers.split(CHUNK)))
+        places, others = _looked_up(map(mine.read, part.numbers.split(CHUNK)), known)
+    except Unreadable:
+        return none, False
+    return _same_labels(part, other, places, others, objective), mine.tells_all and theirs.tells_all
+
+
+def _by_samples(part: Part | Stream, others: Sequence[Part | Stream], progress: bool) -> Verdict:
+    """By the samples as they are read."""
+    chance = "samples differ from reading to reading, as random transforms make them"
+    try:
+        with naming("remain"):
+            unsteady = [] if _steady(part) else [part]
+        with naming("forget"):
+            unsteady += [other for other in others if not _steady(other)]
+            if any(isinstance(samples, Part) for samples in unsteady):
+                return Verdict(unchecked=chance)
+            known = Fingerprints(batch for other in others for batch in other.batches())
+        with naming("remain"):
+            places, _ = _looked_up(track(part.batches(), "comparing with the forget data", enabled=progress), known)
+    except Unreadable:
+        return Verdict(unchecked="samples that are not tensors with one row each")
+    # A stream that differs may be shuffled, or changed by chance: nobody can tell.
+    return Verdict(_indices(part, places), chance if unsteady else None)
+
+
+def _looked_up(batches: Iterable[Batch], known: Fingerprints) -> tuple[Tensor, Tensor]:
+    """Which samples are among those known, and which of them they are."""
+    start, pairs = 0, [(torch.empty(0, dtype=torch.int64),) * 2]
+    for batch in batches:
+        size, places, numbers = known.among(batch)
+        pairs.append((places + start, numbers))
+        start += size
+    places, numbers = (torch.cat(column) for column in zip(*pairs, strict=True))
+    return places, numbers
+
+
+def _steady(part: Part | Stream) -> bool:
+    """Whether some samples are the same when they are read again."""
+
+    def probe() -> list[int]:
+        return fingerprints(next(iter(part.read(part.rows[:PROBE]) if isinstance(part, Part) else part.batches()))).tolist()
+
+    return probe() == probe()
+
+
+def _indices(part: Part | Stream, places: Tensor) -> list[int]:
+    """Where samples of a part stand in the whole of the data."""
+    return (part.place[places] if isinstance(part, Part) else places).tolist()

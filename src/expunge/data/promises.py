@@ -1,0 +1,94 @@
+"""Hold data to the number of batches and samples they promise: data that end early would go by unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from expunge.data.objective import Batch
+from expunge.errors import InputError
+
+AGAIN = "a loader must give its batches each time it is read; give a list of batches instead"
+EARLY = "a StopIteration while a sample or a batch is made ends data early, and so does a __len__ that is an estimate"
+
+
+class Learned:
+    """The number of batches of data that do not say it: known once they were read to the end, and the same from then on."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+
+def promised_batches(loader: DataLoader[Any]) -> int | Learned:
+    """How many batches a loader says it has. Several workers on a stream each end with a batch of their own, so that nobody can say."""
+    if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
+        return Learned()
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return Learned()
+
+
+def promised_samples(loader: DataLoader[Any]) -> int | None:
+    """How many samples a loader says it has; None where nobody can say: a `collate_fn` may leave some out, a batch sampler of one's own
+    takes what it likes, and so may what goes with the last batch of a stream."""
+    stream = isinstance(loader.dataset, IterableDataset)
+    if loader.batch_size is None or loader.collate_fn is not default_collate or (stream and loader.drop_last):
+        return None
+    try:
+        samples = len(loader.dataset if stream else loader.sampler)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+    return samples - samples % loader.batch_size if loader.drop_last else samples
+
+
+def delivered(
+    loader: DataLoader[Any], length: int | Learned, samples: int | None, size: Callable[[Batch], int], argument: str
+) -> Iterator[Batch]:
+    """The batches of a loader, neither more nor fewer than it promises; `size` counts the samples of a batch."""
+    promised = length.number if isinstance(length, Learned) else length
+    number = read = 0
+    for number, batch in enumerate(unbroken(iter(loader), argument), start=1):
+        if promised is not None and number > promised:
+            rule = f"a loader must not give more batches than {'before' if isinstance(length, Learned) else 'its length'}"
+            raise InputError(argument, rule, f"more than {promised}")
+        read += 0 if samples is None else size(batch)
+        yield batch
+    if not number and (promised is None or isinstance(loader.dataset, IterableDataset)):
+        raise InputError(argument, f"must not be empty; {AGAIN}" if promised is None else AGAIN, "none")
+    if promised is not None and number < promised:
+        kept = "as many as before" if isinstance(length, Learned) else "its length"
+        raise InputError(argument, f"must give {promised} batches, {kept}, each time it is read ({EARLY})", number)
+    if samples is not None and read != samples:
+        raise InputError(argument, f"must give the {samples} samples that its length promises ({EARLY})", read)
+    if isinstance(length, Learned):
+        length.number = number
+
+
+def unbroken(batches: Iterable[Batch], argument: str) -> Iterator[Batch]:
+    """The same batches; a generator that a StopIteration broke off is a mistake in the data, which are named."""
+    try:
+        yield from batches
+    except (RuntimeError, IndexError) as error:
+        raise_if_broken_off(error, argument)
+        raise
+
+
+def raise_if_broken_off(error: BaseException, argument: str) -> None:
+    """Python makes a RuntimeError of a StopIteration inside a generator, of which a worker process sends the text; an IndexError says that
+    there is no such sample."""
+    if isinstance(error, StopIteration) or "generator raised StopIteration" in str(error):
+        raise InputError(argument, f"must give every sample it promises ({EARLY})", "StopIteration") from error
+    if isinstance(error, IndexError):
+        text = (str(error).splitlines() or [""])[-1]
+        raise InputError(argument, "must give every sample it promises", f"IndexError: {text}") from error
+
+
+def listed(data: Iterable[Batch], argument: str) -> list[Batch]:
+    """All batches, kept in memory."""
+    batches = list(unbroken(iter(data), argument))
+    if isinstance(data, Sized) and len(batches) != len(data):
+        raise InputError(argument, f"must give {len(data)} batches, its length ({EARLY})", len(batches))
+    return batches

@@ -1,0 +1,1 @@
+"""Scores, the masks they select, and patches that change weights and can be undone."""

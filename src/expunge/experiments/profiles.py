@@ -1,0 +1,84 @@
+"""The sizes the experiments are run in, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from expunge.errors import InputError
+from expunge.experiments.paper import GOOGLENET, RESNET20
+from expunge.training.tuning import Precision
+from expunge.vision.datasets import DIGITS, READERS
+from expunge.vision.networks import NETWORKS
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A size of the experiments. `models` are DATASET/NETWORK: tables 1 and 2 take all of them, everything else the first.
+
+    `settings` are those of single methods, as written, where their defaults do not suit the data, with "tuning" for their training.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    seeds: tuple[int, ...]
+    training: Settings = field(default_factory=dict)  # changes of the dataset's recipe
+    tuning_epochs: int = 5
+    validation: float = 0.0
+    precision: Precision = "float32"
+    poison: Settings = field(default_factory=lambda: {"n": 200, "trigger": 4})
+    remain_fraction: float = 0.001
+    ratios: tuple[float, ...] = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12)
+    relearn: Settings = field(default_factory=lambda: {"rate": 0.01, "limit": 20, "margin": 0.05})
+    influence_models: tuple[str, ...] = ()  # beside the first model
+    settings: Mapping[str, Settings] = field(default_factory=dict)
+
+
+def _steady(rate: float, **other: Any) -> dict[str, Any]:
+    return {"schedule": "constant", "rate": rate, "epochs": 5, "weight_decay": 5e-4, **other}
+
+
+SMOKE = Profile(
+    name="smoke",
+    models=("digits/resnet8",),
+    seeds=(666, 777),
+    training={"epochs": 30},
+    validation=0.2,
+    poison={"n": 60, "trigger": 2, "value": "white"},  # digits are black in the corner anyway
+    remain_fraction=0.05,  # 54 samples: about as many as the paper's 0.1 %
+    settings={
+        "gradient-ascent": {"tuning": _steady(1e-3)},
+        "neg-grad-plus": {"remain_weight": 0.9, "tuning": _steady(0.01, momentum=0.0)},
+        "random-labels": {"tuning": _steady(3e-4, optimizer="adam")},
+        "salun": {"tuning": _steady(0.013)},
+        "bad-teacher": {"tuning": _steady(3e-4, optimizer="adam")},
+        "scrub": {"forget_batch_size": 32, "tuning": _steady(5e-3)},
+    },
+)
+PAPER = Profile(
+    name="paper",
+    models=(RESNET20, GOOGLENET),
+    seeds=(666, 777, 888),
+    precision="bfloat16",
+    influence_models=("cifar100/resnet50_cifar",),
+)
+PROFILES = {profile.name: profile for profile in (SMOKE, PAPER)}
+
+
+def profile_of(name: str, seeds: Sequence[int] = (), models: Sequence[str] = ()) -> Profile:
+    if name not in PROFILES:
+        raise InputError("profile", f"must be one of {', '.join(PROFILES)}", name)
+    profile = PROFILES[name]
+    for model in models:
+        if model.count("/") != 1:
+            raise InputError("models", "must be DATASET/NETWORK, such as cifar10/vgg16", model)
+        dataset, network = model.split("/")
+        if dataset not in (DIGITS, *READERS) and not Path(dataset).is_dir():
+            raise InputError("models", f"the dataset must be one of {', '.join((DIGITS, *READERS))}, or a folder of pictures", model)
+        if network not in NETWORKS:
+            raise InputError("models", f"the network must be one of {', '.join(NETWORKS)}", model)
+    return replace(profile, seeds=tuple(seeds) or profile.seeds, models=tuple(models) or profile.models)

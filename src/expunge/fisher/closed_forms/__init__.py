@@ -1,0 +1,1 @@
+"""Squared per-sample gradients by layer type, without a loop over samples."""

@@ -1,0 +1,93 @@
+"""What to send back from the logits, so that squared per-sample gradients sum to the Fisher information asked for.
+
+A pass with cotangent c_n adds (J_nᵀ c_n)² for every sample n, J_n being the Jacobian of its logits. With z the logits and p = softmax(z):
+
+- empirical   c = ∂ℓ(z, y)/∂z at the true label y; for the log-loss p − e_y.
+- expected    one pass a label k with c = √p_k (p − e_k):  Σ_k p_k (∂ log p_k)², exactly.
+- sampled     `draws` passes with k drawn from q_k ∝ p_k‖e_k − p‖² and c = √(p_k / (draws·q_k)) (p − e_k): the expected one in the mean.
+              Plain draws from p return the top label, whose gradient is nearly zero, almost every time; q draws what carries the gradient.
+              On trained networks q has the smallest error of three such estimators (benchmarks/sampled_error.py, docs/fisher.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import numpy
+import torch
+from torch import Tensor
+
+from expunge.data.objective import Objective
+from expunge.errors import InputError
+
+Cotangents = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor a pass
+
+
+def empirical(objective: Objective) -> Cotangents:
+    def passes(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
+        outputs = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = objective.per_sample(outputs, targets)
+            (gradient,) = torch.autograd.grad(losses.sum(), outputs)
+        return [gradient]
+
+    return passes
+
+
+def expected(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
+    return _EachLabel(_probabilities(logits), logits.dtype)
+
+
+class _EachLabel(Sequence[Tensor]):
+    """√p_k (p − e_k) for each label k, made when it is asked for: all at once would be N·K² numbers."""
+
+    def __init__(self, probabilities: Tensor, dtype: torch.dtype) -> None:
+        self.probabilities, self.dtype = probabilities, dtype
+
+    def __len__(self) -> int:
+        return self.probabilities.shape[1]
+
+    @overload
+    def __getitem__(self, label: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, label: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, label: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(label, slice):
+            return [self[one] for one in range(*label.indices(len(self)))]
+        if not 0 <= label < len(self):
+            raise IndexError(label)
+        chances = self.probabilities[:, label]
+        return _scored(self.probabilities, torch.full_like(chances, label, dtype=torch.int64), chances.sqrt()).to(self.dtype)
+
+
+def sampled(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
+    """`noise` holds one uniform number a sample and draw."""
+    probabilities = _probabilities(logits)
+    sizes = (1 - 2 * probabilities + probabilities.square().sum(1, keepdim=True)).clamp_(min=0)  # ‖e_k − p‖²
+    weights = probabilities * sizes
+    total = weights.sum(1, keepdim=True)
+    # A sample whose weights all vanish has no gradient at any label: any draw will do.
+    chances = torch.where(total > 0, weights / total, 1 / probabilities.shape[1])
+    edges, passes = chances.cumsum(1), []
+    for draw in noise.to(edges).unbind(1):
+        labels = torch.searchsorted(edges, draw[:, None] * edges[:, -1:], right=True).squeeze(1).clamp_(max=edges.shape[1] - 1)
+        chosen = (probabilities / chances).gather(1, labels[:, None]).squeeze(1)
+        passes.append(_scored(probabilities, labels, (chosen / noise.shape[1]).sqrt()).to(logits.dtype))
+    return passes
+
+
+def uniform_noise(generator: numpy.random.Generator, samples: int, draws: int) -> Tensor:
+    """Uniform numbers in the order of the samples, so that a draw does not depend on how they are cut into batches."""
+    return torch.from_numpy(generator.random((samples, draws)))
+
+
+def _scored(probabilities: Tensor, labels: Tensor, scale: Tensor) -> Tensor:
+    """scale · (p − e_label), row by row."""
+    return (probabilities - torch.nn.functional.one_hot(labels, probabilities.shape[1])) * scale[:, None]
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    if logits.dim() != 2 or logits.shape[1] < 2:
+        raise InputError("kind", "the model's own distribution needs logits of shape (N, K), K classes and not one", tuple(logits.shape))
+    return logits.detach().double().softmax(1)

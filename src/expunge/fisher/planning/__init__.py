@@ -1,0 +1,1 @@
+"""Decide, on two samples, which closed form fits each use of each parameter."""

@@ -1,0 +1,286 @@
+"""Stand between a model and torch for one pass: operations on known parameters go through their closed forms.
+
+Working on operations rather than on modules, functional use, subclasses, and modules that hold their weights for others to use
+(attention) need nothing special.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from expunge.fisher.closed_forms.convolution import Geometry
+from expunge.fisher.closed_forms.rules import Affine, Convolution, Embedding, FrozenBatchNorm, Lift, Linear, Use
+from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.planning.layouts import Layout
+from expunge.fisher.planning.provenance import Provenance
+
+LIFTED = "bare"  # the operation's name where a parameter is used outside any known one
+
+
+class Interception(TorchFunctionMode):
+    """While active, records the uses of the named parameters and, where `layouts` knows them, squares their per-sample gradients.
+
+    `shapes`  name -> shape of the output of its operation (None where it has no known operation), as seen in the last forward pass
+    `squares` name -> totals of the squared gradients, filled by the backward passes
+    `outside` names used where no closed form applies; they need per-sample gradients
+    `chosen`  names used on rows that were chosen by their content, where `provenance` follows these
+    """
+
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        layouts: Mapping[str, Layout] | None,
+        samples: int,
+        scratch: Scratch,
+        provenance: Provenance | None = None,
+    ):
+        super().__init__()
+        self.names, self.layouts, self.samples, self.scratch, self.provenance = names, layouts, samples, scratch, provenance
+        self.chosen: set[str] = set()
+        self.squares: dict[str, Tensor] = {}
+        self.shapes: dict[str, tuple[int, ...] | None] = {}
+        self.vectors: list[tuple[str, Tensor]] = []
+        self.outside: set[str] = set()
+        self.uses: Counter[str] = Counter()
+        self._lifted: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        rule = RULES.get(function)
+        result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
+        if self.provenance is not None:
+            if self.provenance.chosen(args, kwargs):
+                self.chosen.update(name for value in (*args, *kwargs.values()) if (name := self.name(value)) is not None)
+            self.provenance.note(function, args, kwargs, result)
+        return result
+
+    def name(self, parameter: Any) -> str | None:
+        return self.names.get(id(parameter)) if isinstance(parameter, Tensor) else None
+
+    def use(self, weight: Any, bias: Any, output: tuple[int, ...] | None) -> Use | None:
+        """Note a use of these parameters; the `Use` to square them with, or None where the operation should run as it is."""
+        names = self.name(weight), self.name(bias)
+        known = [name for name in names if name is not None]
+        for name in known:
+            self.uses[name] += 1
+            self.shapes[name] = output
+        if self.layouts is None or not known:
+            return None
+        layouts = {self.layouts.get(name) for name in known}
+        layout = layouts.pop()
+        if layout is None or layouts or any(self.uses[name] > 1 for name in known) or not (output and layout.fits(output, self.samples)):
+            self.outside.update(known)
+            return None
+        return Use(*names, layout, self.samples, self.scratch, self.squares, self.vectors)
+
+    def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""
+        found = [(index, name) for index, value in enumerate(args) if (name := self.name(value)) is not None]
+        grouped = [part for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)) for part in value]
+        nested = {name for value in (*grouped, *kwargs.values()) if (name := self.name(value)) is not None}
+        label = getattr(function, "__name__", "")
+        if not (found or nested) or label in DESCRIBING:
+            return function(*args, **kwargs)
+        self.outside |= nested
+        changed = list(args)
+        for index, name in found:
+            shape = _lifted_shape(label, args[index], args[1 - index] if len(args) == 2 else None)
+            held = self._lifted.get(name)
+            if shape is None or self.uses[name] > (held is not None) or (held is not None and held[0] != shape):
+                self.uses[name] += 1
+                self.outside.add(name)
+            elif self.layouts is None:
+                self.shapes[name] = None
+            elif name not in self.layouts:
+                self.outside.add(name)
+            else:
+                if held is None:
+                    self.uses[name] += 1
+                    lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares, self.vectors)
+                    held = self._lifted[name] = shape, Lift.apply(lift, shape, args[index])
+                changed[index] = held[1]
+        return function(*changed, **kwargs)
+
+
+# Reading a parameter's shape or type is not using it.
+DESCRIBING = set(
+    "__get__ __set__ __len__ __hash__ __repr__ dim ndimension size numel nelement stride storage_offset data_ptr type get_device detach "
+    "is_floating_point is_complex is_contiguous element_size".split()
+)
+ELEMENTWISE = set(
+    "add mul sub div true_divide multiply subtract divide add_ mul_ sub_ div_ __add__ __radd__ __mul__ __rmul__ __sub__ __rsub__ "
+    "__truediv__ __iadd__ __imul__ __isub__ __itruediv__".split()
+)
+
+
+def _lifted_shape(label: str, parameter: Tensor, other: Any) -> tuple[int, ...] | None:
+    """The parameter's shape with a sample dimension of 1 in front, or None where no such reading is safe to try.
+
+    Against an operand (N, ...) it is aligned from the right, as broadcasting does; alone it must already start with 1.
+    """
+    if label in ELEMENTWISE and isinstance(other, Tensor) and other.dim() > parameter.dim():
+        return (1,) * (other.dim() - parameter.dim()) + tuple(parameter.shape)
+    return tuple(parameter.shape) if parameter.dim() > 1 and parameter.shape[0] == 1 else None
+
+
+def _arguments(names: str, args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> list[Any]:
+    order = names.split()
+    given = dict(zip(order, args, strict=False)) | kwargs
+    return [given.get(name, defaults.get(name)) for name in order]
+
+
+def _linear(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    inputs, weight, bias = _arguments("input weight bias", args, kwargs)
+    use = mode.use(weight, bias, (*inputs.shape[:-1], weight.shape[0])) if weight.dim() == 2 and inputs.dim() > 1 else None
+    return function(*args, **kwargs) if use is None else Linear.apply(use, False, inputs, weight, bias)
+
+
+def _addmm(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 3 or mode.name(args[2]) is None or args[0].dim() != 1:
+        return mode.bare(function, args, kwargs)
+    bias, inputs, weight = args
+    use = mode.use(weight, bias, (*inputs.shape[:-1], weight.shape[1]))
+    return function(*args) if use is None else Linear.apply(use, True, inputs, weight, bias)
+
+
+def _matmul(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 2 or mode.name(args[1]) is None or args[1].dim() != 2 or args[0].dim() < 2 or mode.name(args[0]) is not None:
+        return mode.bare(function, args, kwargs)
+    use = mode.use(args[1], None, (*args[0].shape[:-1], args[1].shape[1]))
+    return function(*args) if use is None else Linear.apply(use, True, args[0], args[1], None)
+
+
+def _convolution(dimensions: int, transposed: bool) -> Callable[..., Any]:
+    names = "input weight bias stride padding " + ("output_padding groups dilation" if transposed else "dilation groups")
+
+    def rule(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = dict(zip(names.split(), args, strict=False)) | kwargs
+        inputs, weight, bias = given["input"], given["weight"], given.get("bias")
+        if inputs.dim() != dimensions + 2:
+            return mode.bare(function, args, kwargs)
+        use = mode.use(weight, bias, (inputs.shape[0],))
+        if use is None:
+            return function(*args, **kwargs)
+        kernel = tuple(weight.shape[2:])
+        defaults = {"stride": 1, "dilation": 1, "output_padding": 0}
+        stride, dilation, extra = (_each(given.get(name, default), dimensions) for name, default in defaults.items())
+        padding = given.get("padding", 0)
+        if isinstance(padding, str):
+            if padding == "same":
+                whole = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+                inputs = F.pad(inputs, [side for total in reversed(whole) for side in (total // 2, total - total // 2)])
+            padding = 0
+        geometry = Geometry(kernel, stride, _each(padding, dimensions), dilation, given.get("groups", 1))
+        return Convolution.apply(use, geometry, transposed, extra, inputs, weight, bias)
+
+    return rule
+
+
+def _batch_norm(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = "input running_mean running_var weight bias training momentum eps"
+    inputs, mean, variance, weight, bias, training, _, epsilon = _arguments(names, args, kwargs, training=False, eps=1e-5)
+    if training or mean is None:
+        return mode.bare(function, args, kwargs)
+    use = mode.use(weight, bias, (inputs.shape[0],))
+    return function(*args, **kwargs) if use is None else FrozenBatchNorm.apply(use, inputs, mean, variance, weight, bias, epsilon)
+
+
+def _normalisation(names: str, channel: Callable[[Tensor, Any], int]) -> Callable[..., Any]:
+    """A norm that is the same operation without weights, followed by γ and β."""
+
+    def rule(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = dict(zip(names.split(), args, strict=False)) | kwargs
+        inputs, weight, bias = given["input"], given.get("weight"), given.get("bias")
+        first = weight if weight is not None else bias
+        use = None if first is None else mode.use(weight, bias, tuple(inputs.shape))
+        if use is None or use.layout.dimension >= channel(inputs, first):
+            mode.outside.update(name for name in (mode.name(weight), mode.name(bias)) if name and use)
+            return function(*args, **kwargs)
+        plain = function(**(given | {"weight": None} | ({"bias": None} if "bias" in names else {})))
+        return Affine.apply(use, channel(inputs, first), plain, weight, bias)
+
+    return rule
+
+
+def _embedding(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    names = "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse"
+    indices, weight, padding, limit, _, scaled, _ = _arguments(names, args, kwargs)
+    if limit is not None or scaled:
+        return mode.bare(function, args, kwargs)
+    use = mode.use(weight, None, (*indices.shape, weight.shape[1]))
+    if use is None:
+        return function(*args, **kwargs)
+    padding = -1 if padding is None else padding % weight.shape[0]
+    return Embedding.apply(use, padding, indices, weight)
+
+
+def _attention(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Attention's function as it stands, but with its own linear maps seen by the mode."""
+    with mode:
+        return _undispatched(function)(*args, **kwargs)
+
+
+def _undispatched(function: FunctionType) -> FunctionType:
+    """A copy of one of torch's Python functions that does not hand itself to the mode again."""
+    never = dict.fromkeys(("has_torch_function", "has_torch_function_variadic", "has_torch_function_unary"), lambda *_: False)
+    copy = FunctionType(function.__code__, function.__globals__ | never, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _view(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In channels-last memory a view of a flattened image does not exist; a reshape does."""
+    if mode.name(args[0]) is not None or kwargs or any(isinstance(value, torch.dtype) for value in args):
+        return mode.bare(function, args, kwargs)
+    return torch.Tensor.reshape(*args)
+
+
+def _sliced(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """On the CPU the gradient of a slice comes back in planes, and two formats in one operation are many times slower."""
+    image = args[0]
+    if image.device.type != "cpu" or image.dim() != 4 or not (image.requires_grad and _last(image)) or mode.name(image) is not None:
+        return mode.bare(function, args, kwargs)
+    image = image.view_as(image)
+    image.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+    return function(image, *args[1:], **kwargs)
+
+
+def _last(image: Tensor) -> bool:
+    return not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
+
+
+def _each(value: int | Iterable[int], dimensions: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dimensions if len(values) == 1 else values
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _matmul,
+    torch.conv1d: _convolution(1, False),
+    torch.conv2d: _convolution(2, False),
+    torch.conv3d: _convolution(3, False),
+    torch.conv_transpose1d: _convolution(1, True),
+    torch.conv_transpose2d: _convolution(2, True),
+    torch.conv_transpose3d: _convolution(3, True),
+    F.batch_norm: _batch_norm,
+    F.layer_norm: _normalisation("input normalized_shape weight bias eps", lambda inputs, weight: inputs.dim() - weight.dim()),
+    F.rms_norm: _normalisation("input normalized_shape weight eps", lambda inputs, weight: inputs.dim() - weight.dim()),
+    F.group_norm: _normalisation("input num_groups weight bias eps", lambda inputs, weight: 1),
+    F.instance_norm: _normalisation("input running_mean running_var weight bias use_input_stats momentum eps", lambda inputs, weight: 1),
+    F.embedding: _embedding,
+    F.multi_head_attention_forward: _attention,
+    torch.Tensor.view: _view,
+    torch.Tensor.__getitem__: _sliced,
+}

@@ -1,0 +1,104 @@
+"""Which tensors of a forward pass may hold the samples' rows in an order, or a number, that depends on what is in them.
+
+Two samples cannot show it: where the first two happen to be as long, or in order, everything looks regular. So rows that were chosen by
+content (unpadded tokens, experts that tokens are sent to, sorted values) are followed from where they were chosen; operations on them
+get no closed form. Rows that are written back to their places are regular again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expunge.runtime.nested import tensors
+
+# Operations that choose or order rows where their dimension is the first; the place of that argument.
+CHOOSING = {"index_select": 1, "gather": 1, "take_along_dim": 2, "sort": 1, "argsort": 1, "topk": 2, "repeat_interleave": 2}
+ALWAYS = set("masked_select take msort unique unique_consecutive _pack_padded_sequence pack_padded_sequence pack_sequence".split())
+WRITING = set("__setitem__ index_copy index_add index_put index_fill scatter scatter_add scatter_reduce masked_scatter".split())
+JOINING = set("cat concat concatenate vstack".split())
+ALIGNING = set("stack pad_sequence pad_packed_sequence _pad_packed_sequence".split())
+
+
+class Provenance:
+    """Told of every operation of a forward pass; `constants` are the model's own tensors."""
+
+    def __init__(self, constants: Iterable[Tensor]) -> None:
+        # By id, and held: an id may be used again once its tensor is gone.
+        self._constant = {id(tensor): tensor for tensor in constants}  # the same for all data
+        self._chosen: dict[int, Tensor] = {}
+        self._single: dict[int, Tensor] = {}  # taken out of the batch by number: they may be of different lengths
+
+    def chosen(self, *values: Any) -> bool:
+        """Whether one of these has rows chosen by content."""
+        return any(id(tensor) in self._chosen for tensor in tensors(values))
+
+    def note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        name = getattr(function, "__name__", "")
+        label = name if name.endswith("__") else name.rstrip("_")
+        given = (*args, *kwargs.values())
+        found = tensors(result)
+        if label in WRITING:
+            place = args[0] if args else None
+            self._mark(found, self._chosen, self.chosen(place))
+        elif label in ALIGNING:
+            self._mark(found, self._chosen, self.chosen(*given))
+        else:
+            single = any(id(tensor) in self._single for tensor in tensors(given))
+            joined = label in JOINING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0
+            chosen = self.chosen(*given) or self._chooses(label, args, kwargs) or (single and joined)
+            self._mark(found, self._chosen, chosen)
+            self._mark(found, self._single, (single and not chosen) or self._takes_one(label, args, kwargs))
+        if all(id(tensor) in self._constant for tensor in tensors(given)):
+            self._constant |= {id(tensor): tensor for tensor in found}
+
+    def _mark(self, found: list[Tensor], where: dict[int, Tensor], condition: bool) -> None:
+        if condition:
+            where |= {id(tensor): tensor for tensor in found}
+
+    def _fixed(self, value: Any) -> bool:
+        return isinstance(value, Tensor) and id(value) in self._constant
+
+    def _chooses(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether it chooses rows of data by content. Rows of a table of the model's lie as their indices do."""
+        if not args or self._fixed(args[0]):
+            return False
+        if label in ALWAYS:
+            return True
+        if label == "__getitem__":
+            return self._indexes(args[0], args[1])
+        if label not in CHOOSING or (label == "repeat_interleave" and not isinstance(args[1], Tensor)):
+            return False
+        place = CHOOSING[label]
+        dimension = kwargs.get("dim", args[place] if len(args) > place else None)
+        if dimension is None and label in ("sort", "argsort", "topk"):
+            dimension = -1
+        return dimension is None or dimension % max(1, args[0].dim()) == 0
+
+    def _indexes(self, data: Any, index: Any) -> bool:
+        parts = index if isinstance(index, tuple) else (index,)
+        first = next((part for part in parts if part is not None), None)
+        if any(isinstance(part, Tensor) and part.dtype == torch.bool and not self._fixed(part) for part in parts):
+            return True
+        if isinstance(first, list):
+            return first != list(range(len(first)))
+        if not isinstance(first, Tensor):
+            return False
+        if first.dtype == torch.bool:
+            return True
+        # Each row by its own number, as in x[arange(N), last], leaves the rows where they are.
+        return not (self._fixed(first) and first.dim() == 1 and torch.equal(first.cpu(), torch.arange(len(first))))
+
+    def _takes_one(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if not args or self._fixed(args[0]):
+            return False
+        if label == "__getitem__":
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return bool(parts) and isinstance(parts[0], int) and not isinstance(parts[0], bool)
+        if label == "split" and isinstance(args[1], int):
+            return False  # equal parts
+        place = {"unbind": 1, "select": 1, "split": 2, "split_with_sizes": 2, "__iter__": 1}.get(label)
+        return place is not None and kwargs.get("dim", args[place] if len(args) > place else 0) == 0

@@ -1,0 +1,187 @@
+"""Which way each parameter goes, found out on two samples and checked there against the definition.
+
+A closed form is used for a parameter only if, on the first samples of the data, it gives what one backward pass a sample gives.
+What has no closed form, or fails the check (shared weights, modules called twice, tables indexed by hand), goes by torch.func, and
+what that cannot do, one sample after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from expunge.data.batches import batch_size, device_of, take
+from expunge.data.objective import Batch, Objective
+from expunge.errors import ModelError
+from expunge.fisher.closed_forms import tf32
+from expunge.fisher.closed_forms.scratch import Scratch, wide
+from expunge.fisher.planning.interception import Interception
+from expunge.fisher.planning.layouts import Layout, infer
+from expunge.fisher.planning.passes import closed_forms
+from expunge.fisher.planning.provenance import Provenance
+from expunge.fisher.samples import Squares, add_single, batched, fresh, relative_errors
+from expunge.model.copying import copied
+from expunge.runtime.nested import each_tensor
+
+PROBE = 2  # samples: one and two of them tell where the samples are; two gradients tell sums of squares from squares of sums
+
+
+@dataclass
+class Plan:
+    """How each parameter's squares are formed."""
+
+    layouts: dict[str, Layout] = field(default_factory=dict)  # by closed form
+    batched: list[str] = field(default_factory=list)  # by torch.func
+    looped: list[str] = field(default_factory=list)  # one sample at a time
+    idle: list[str] = field(default_factory=list)  # not used so far
+
+    def revise(self, names: set[str]) -> None:
+        """Control flow that changes with the data: let go of the closed forms that met a use they do not know."""
+        for name in names:
+            self.layouts.pop(name, None)
+        self.idle = [name for name in self.idle if name not in names]
+        self.looped += sorted(names - {*self.batched, *self.looped})
+
+
+@tf32.switched_off()  # its rounding, of some percent in a deep network, would hide what the check looks for
+def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
+    """A plan for these parameters, from the first samples of a batch of at least two.
+
+    Where rounding alone may have failed a closed form (a ReLU that flips changes a gradient by percents), a copy in float64 decides.
+    """
+    probe = take(batch, slice(0, PROBE))
+    if all(value.dtype == torch.float64 for value in parameters.values()):
+        return _survey(model, parameters, probe, objective)
+    try:
+        return _survey(model, parameters, probe, objective, doubting=True)
+    except _Doubt:
+        pass
+    try:
+        twin = copied(model).double()
+        named = dict(twin.named_parameters())
+        wide_probe = each_tensor(probe, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        with torch.autocast(device_of(twin).type, enabled=False):
+            return _survey(twin, {name: named[name] for name in parameters}, wide_probe, objective)
+    except Exception:  # a model that cannot be copied or cannot run in float64: the plan it has itself is exact too
+        return _survey(model, parameters, probe, objective)
+
+
+class _Doubt(Exception):
+    """A closed form failed its check."""
+
+
+def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective, doubting: bool = False) -> Plan:
+    with torch.no_grad():
+        together, more = _watched(model, parameters, probe, objective)
+    cotangent = _random_like(together)
+    reference, fewer = _defined(model, parameters, probe, together, cotangent, objective)
+    choices, bare = _choices(fewer, more)
+    while choices:
+        layouts = {name: found[0] for name, found in choices.items()}
+        wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, objective)
+        if wrong is None:  # the pass itself failed: a lifted parameter met an operation that needs its true shape
+            wrong = bare & set(choices) or set(choices)
+        if not wrong:
+            break
+        left = {name: found[name in wrong :] for name, found in choices.items() if found[name in wrong :]}
+        if doubting and len(left) < len(choices):
+            raise _Doubt
+        choices = left
+    plan = Plan({name: found[0] for name, found in choices.items()})
+    plan.idle = [name for name in parameters if not (more.uses[name] or fewer.uses[name] or bool(reference[name].any()))]
+    rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
+    if rest:
+        try:
+            found = batched(model, rest, probe, [cotangent], objective)
+        except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
+            found = {}
+        alike = _agreeing(found, {name: reference[name] for name in found})
+        plan.batched = [name for name in rest if name in alike]
+        plan.looped = [name for name in rest if name not in alike]
+    return plan
+
+
+def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> tuple[Tensor, Interception]:
+    """A plain forward pass, and which parameters it used where."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    provenance = Provenance([*model.parameters(), *model.buffers()])
+    with Interception(names, None, batch_size(batch), Scratch(), provenance) as interception:
+        return objective.logits(model, fresh(batch)), interception
+
+
+def _random_like(logits: Tensor) -> Tensor:
+    """A random cotangent rather than the loss's own, which vanishes on well-fitted samples."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.device, logits.dtype)
+
+
+def _defined(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, together: Tensor, cotangent: Tensor, objective: Objective
+) -> tuple[Squares, Interception]:
+    """The probe's squares by the definition, checking on the way that samples stand alone; and the uses in a pass of one sample."""
+    totals = {name: wide(torch.zeros_like(value)) for name, value in parameters.items()}
+    for index in range(PROBE):
+        one = slice(index, index + 1)
+        with torch.enable_grad():
+            alone, uses = _watched(model, parameters, take(probe, one), objective)
+        if not torch.isfinite(alone).all():
+            raise ModelError("the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity")
+        if alone.shape != together[one].shape or not relative_errors([(alone, together[one])])[0] < tolerance(together):
+            raise ModelError(
+                "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
+                "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
+            )
+        add_single(totals, parameters, alone, [cotangent[one]])
+    return totals, uses
+
+
+def _choices(fewer: Interception, more: Interception) -> tuple[dict[str, list[Layout]], set[str]]:
+    """The layouts to try for each parameter that might have a closed form, and which of these are bare."""
+    choices, bare = {}, set()
+    for name, shape in more.shapes.items():
+        if name in more.outside or name in more.chosen or more.uses[name] > 1 or name not in fewer.shapes:
+            continue
+        before = fewer.shapes[name]
+        found = [Layout()] if shape is None or before is None else infer(before, shape, PROBE)
+        if found:
+            choices[name] = found
+        if shape is None:
+            bare.add(name)
+    return choices, bare
+
+
+def _wrong(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    layouts: Mapping[str, Layout],
+    probe: Batch,
+    cotangent: Tensor,
+    reference: Squares,
+    objective: Objective,
+) -> set[str] | None:
+    """The names whose closed form does not give the reference on the probe; None where the pass cannot be made at all."""
+    try:
+        found = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
+    except Exception:  # whatever a model does with a shape it does not expect
+        return None
+    expected = {name: reference[name] for name in layouts if name not in found.unexpected}
+    silent = {name: torch.zeros_like(tensor) for name, tensor in expected.items() if name not in found.squares}
+    return set(layouts) - _agreeing(found.squares | silent, expected)
+
+
+def _agreeing(found: Squares, reference: Squares) -> set[str]:
+    """The names for which the same was found, up to rounding."""
+    alike = {name: tensor for name, tensor in reference.items() if found[name].shape == tensor.shape}
+    errors = relative_errors([(found[name], tensor) for name, tensor in alike.items()])
+    return {name for (name, tensor), error in zip(alike.items(), errors, strict=True) if error < tolerance(tensor)}
+
+
+def tolerance(tensor: Tensor) -> float:
+    """How far two sound computations may be apart; a wrong layout or a square of sums is off by a good part of the whole."""
+    if tensor.dtype == torch.float64:
+        return 1e-6
+    coarse = tensor.dtype != torch.float32 or torch.is_autocast_enabled(tensor.device.type)
+    return 0.15 if coarse else 1e-2

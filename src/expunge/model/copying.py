@@ -1,0 +1,22 @@
+"""A model's copy, which shares nothing with it and can be trained, whatever the original was left with."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from expunge.errors import ModelError
+from expunge.runtime.nested import tensors
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy outside inference mode. Activations that modules keep, which have a graph, are copied without it."""
+    with torch.inference_mode(False):
+        held = [tensor for module in model.modules() for tensor in tensors([vars(module), module._buffers])]
+        memo = {id(tensor): tensor.detach().clone() for tensor in held if tensor.grad_fn is not None}
+        try:
+            return copy.deepcopy(model, memo)
+        except (RuntimeError, TypeError) as error:
+            raise ModelError(f"model: must be something copy.deepcopy can copy; found: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,180 @@
+"""Results as tables: mean ± sd over seeds, the best in bold, the paper's number and the gap; for terminals, Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
+from expunge.experiments.plans import CONTROL, REFERENCE, Entry, Experiment
+from expunge.experiments.results import DIVERGED, NO_DATA, Result
+from expunge.methods import METHODS
+from expunge.report.views import FINETUNE, VIEWS, Column
+
+NOT_RUN = "not run"
+REFUSED = "refused"
+MODELS = 16  # the paper's averages are over four datasets × four networks
+DATASETS = ("cifar10", "cifar100", "mnist", "tiny-imagenet")
+
+
+@dataclass(frozen=True)
+class Value:
+    """`mean` and `sd` over `seeds`, in percent unless the column says otherwise; `text` in place of a mean that is not there."""
+
+    mean: float | None
+    sd: float
+    seeds: int
+    text: str = ""
+    paper: Number | None = None
+    best: bool = False
+
+    @property
+    def gap(self) -> float | None:
+        return None if self.mean is None or self.paper is None else self.mean - self.paper.value
+
+    @property
+    def ours(self) -> str:
+        if self.mean is None:
+            return self.text
+        return f"{self.mean:.1f}" + (f" ±{self.sd:.1f}" if self.seeds > 1 else "")
+
+    @property
+    def theirs(self) -> str:
+        return "" if self.paper is None else f"{as_printed(self.paper.value)} ±{as_printed(self.paper.sd)}"
+
+
+def as_printed(number: float) -> str:
+    """With one decimal, and with two where the paper has two."""
+    return f"{number:.1f}" if round(number, 1) == number else f"{number:.2f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """`name` is the method's, or "original" for w*; `label` is what is printed."""
+
+    section: str
+    name: str
+    reading: str
+    label: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`compared`: the paper prints numbers for some of it."""
+
+    experiment: str
+    view: str
+    block: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def compared(self) -> bool:
+        return any(value.paper is not None for row in self.rows for value in row.values)
+
+
+CHOSEN_ON = {"validation": "validation data", "test": "the test set, as the paper does"}
+
+
+def tables(experiment: Experiment, entries: Sequence[Entry], results: Mapping[str, Result]) -> list[Table]:
+    """Every view of every model, and of their average where there are several; `results` by digest."""
+    blocks = list(dict.fromkeys(entry.block for entry in entries))
+    parts = {block: [entry for entry in entries if entry.block == block] for block in blocks}
+    measured = {entry.block for entry in entries if (found := results.get(entry.cell.digest)) is not None and found.best is not None}
+    if len(measured) > 1:
+        parts[AVERAGE] = [entry for entry in entries if entry.block in measured]
+    return [_table(experiment, view, block, part, results, len(measured)) for block, part in parts.items() for view in experiment.views]
+
+
+def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entry], results: Mapping[str, Result], models: int) -> Table:
+    kept = [entry for entry in entries if _shown(results.get(entry.cell.digest), view)]
+    found = {entry.cell.digest: results[entry.cell.digest] for entry in kept if entry.cell.digest in results}
+    columns = VIEWS[view].columns(list(found.values()))
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in kept:
+        groups.setdefault((entry.section, entry.row, str(entry.cell.method["reading"])), []).append(entry)
+    notes: dict[str, None] = {}
+    rows = []
+    for (section, name, reading), members in groups.items():
+        held = [results.get(entry.cell.digest) for entry in members]
+        notes |= {f"{name}: {each.error}": None for each in held if each is not None and each.error is not None}
+        theirs = _printed(experiment.name, view, block, section, name, models)
+        rows.append(
+            Row(
+                section,
+                name,
+                reading,
+                _label(name, reading, view),
+                tuple(replace(_value(column, held, name), paper=theirs.get(column.key)) for column in columns),
+            )
+        )
+    if view == "best" and any(row.name == REFERENCE for row in rows):
+        notes["Retrain is measured at its last epoch: it was not chosen among several."] = None
+    if experiment.name == "table2" and any(value.paper for row in rows for value in row.values) and block != AVERAGE:
+        notes["The paper prints the average over its 16 models, and no number for this one."] = None
+    on = {each.best.on for each in found.values() if each.best is not None}
+    title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[each] for each in sorted(on)) or "nothing yet")
+    heading = f"{experiment.name}: {experiment.title}, {block}, {title}"
+    return Table(experiment.name, view, block, heading, tuple(columns), tuple(_with_best(rows, columns, view)), tuple(notes))
+
+
+def _label(name: str, reading: str, view: str) -> str:
+    """Before any fine-tuning Finetune is w* itself, as in the paper's table."""
+    if name == ORIGINAL or (name == FINETUNE and view == "masked"):
+        return "w*"
+    kind = METHODS[name].__name__ if name in METHODS else name
+    return kind if reading == "text" else f"{kind}, {reading}"
+
+
+def _shown(result: Result | None, view: str) -> bool:
+    """What has not run, or was refused, may have the numbers of any view."""
+    return result is None or result.error is not None or VIEWS[view].shows(result)
+
+
+def _printed(experiment: str, view: str, block: str, section: str, name: str, models: int) -> dict[str, Number]:
+    """An average of the paper's stands beside one of ours over as many models, and in table 2, which has nothing else, beside any."""
+    if experiment == "table2" and block.partition("/")[0] in DATASETS:
+        return printed(experiment, view, AVERAGE, section, name)
+    return {} if block == AVERAGE and models < MODELS else printed(experiment, view, block, section, name)
+
+
+def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
+    """Over the seeds; those that have not run are left out, and what is said in place of a number tells why."""
+    there = [result for result in results if result is not None]
+    values = [found for result in there if (found := column.value(result, row)) is not None]
+    if not values:
+        failed = next((result.error for result in there if result.error is not None), None)
+        if failed is not None:
+            return Value(None, 0.0, 0, next((kind for kind in (NO_DATA, DIVERGED) if failed.startswith(kind)), REFUSED))
+        return Value(None, 0.0, 0, "–" if there else NOT_RUN)
+    if inf in values:
+        within = [value for value in values if value != inf]
+        return Value(None, 0.0, len(values), "beyond" if not within else f"beyond in {len(values) - len(within)} of {len(values)}")
+    scale = 100 if column.percent else 1
+    sd = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Value(scale * statistics.fmean(values), scale * sd, len(values))
+
+
+def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> list[Row]:
+    """Bold: the best method of each section; the references and the control are none."""
+    apart = {REFERENCE, ORIGINAL, CONTROL} | ({FINETUNE} if view == "masked" else set())
+    marked = [list(row.values) for row in rows]
+    for section in {row.section for row in rows}:
+        places = [place for place, row in enumerate(rows) if row.section == section and row.name not in apart]
+        for number, column in enumerate(columns):
+            means = {place: round(mean, 1) for place in places if (mean := marked[place][number].mean) is not None}
+            if column.better is not None and len(means) > 1:
+                best = max(means.values()) if column.better == "high" else min(means.values())
+                for place in (place for place, mean in means.items() if mean == best):
+                    marked[place][number] = replace(marked[place][number], best=True)
+    return [replace(row, values=tuple(values)) for row, values in zip(rows, marked, strict=True)]
+
+
+def empty(found: Sequence[Table]) -> int:
+    """How many values have not been run."""
+    return sum(value.text == NOT_RUN for table in found for row in table.rows for value in row.values)

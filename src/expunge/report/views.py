@@ -1,0 +1,107 @@
+"""Ways to look at results: which numbers of them are the columns of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Literal
+
+from expunge.experiments.paper import ORIGINAL
+from expunge.experiments.results import Result
+
+FINETUNE = "finetune"
+
+
+@dataclass(frozen=True)
+class Column:
+    """`value(result, row)`: None where there is none, inf where it is beyond a limit. `better` says what is printed in bold."""
+
+    key: str
+    title: str
+    value: Callable[[Result, str], float | None]
+    better: Literal["high", "low"] | None = None
+    percent: bool = True
+
+
+@dataclass(frozen=True)
+class View:
+    """One way to look at an experiment; `columns` may depend on the results."""
+
+    title: str
+    columns: Callable[[Sequence[Result]], list[Column]]
+    shows: Callable[[Result], bool] = lambda result: True  # whether a method has such numbers
+
+
+def _scores(part: Callable[[Result, str], object], epochs: bool) -> list[Column]:
+    def measure(name: str) -> Callable[[Result, str], float | None]:
+        return lambda result, row: getattr(part(result, row), name, None)
+
+    found = [
+        Column("remain", "remain", measure("remain"), "high"),
+        Column("forget", "forget", measure("forget"), "low"),
+        Column("unlearn_score", "unlearn score", measure("unlearn_score"), "high"),
+    ]
+    # No bold here: to be done at once is no merit of a method that forgets nothing.
+    return [*found, Column("epochs", "epochs", measure("epoch"), percent=False)] if epochs else found
+
+
+def _attack(results: Sequence[Result]) -> list[Column]:
+    if all(result.attack is None for result in results):
+        return []
+
+    def success(result: Result, row: str) -> float | None:
+        if row == ORIGINAL:
+            return None if result.before is None else result.before.attack
+        return result.attack
+
+    return [Column("attack", "attack", success, "low")]
+
+
+def _by_epoch(measure: str) -> Callable[[Sequence[Result]], list[Column]]:
+    """A network that is not trained on stays as it is, so a short history keeps its last value."""
+
+    def at(epoch: int) -> Callable[[Result, str], float | None]:
+        return lambda result, row: getattr(result.history[min(epoch, len(result.history) - 1)], measure) if result.history else None
+
+    def columns(results: Sequence[Result]) -> list[Column]:
+        most = max([1, *(len(each.history) for each in results)])  # where nothing has one, there is a column to say so
+        return [Column(f"{measure} {epoch}", str(epoch), at(epoch)) for epoch in range(most)]
+
+    return columns
+
+
+def _relearned(result: Result, row: str) -> float | None:
+    if result.relearn is None:
+        return None
+    return inf if result.relearn.epochs is None else result.relearn.epochs
+
+
+def _limit(results: Sequence[Result]) -> list[Column]:
+    limit = max((result.relearn.limit for result in results if result.relearn is not None), default=0)
+    return [Column("relearn", f"epochs, of at most {limit}", _relearned, percent=False)]
+
+
+VIEWS = {
+    "masked": View(
+        "without fine-tuning",
+        lambda results: _scores(lambda result, row: result.history[0] if result.history else None, epochs=False),
+        lambda result: result.masked is not None or result.cell.method["name"] == FINETUNE,
+    ),
+    "best": View(
+        "at the epoch chosen on {on}",
+        lambda results: _scores(lambda result, row: result.before if row == ORIGINAL else result.best, epochs=True) + _attack(results),
+    ),
+    "last": View(
+        "at the last epoch, without a choice",
+        lambda results: _scores(lambda result, row: result.before if row == ORIGINAL else result.last, epochs=False),
+    ),
+    "stability": View(
+        "mean change from epoch to epoch",
+        lambda results: [replace(each, better="low") for each in _scores(lambda result, row: result.stability, epochs=False)],
+        lambda result: result.stability is not None,
+    ),
+    "relearn": View("epochs until the forget data are known again; the retrained network's is the measure", _limit),
+    "remain by epoch": View("remain accuracy after each epoch", _by_epoch("remain")),
+    "forget by epoch": View("forget accuracy after each epoch", _by_epoch("forget")),
+}

@@ -1,0 +1,132 @@
+"""Steps on CUDA, captured once as a graph and replayed: launching a small network's kernels takes longer than running them."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from expunge.runtime.modes import Generators
+from expunge.runtime.nested import Batch, each_tensor, tensors
+
+Result = TypeVar("Result")  # tensors that the next step of the same form writes over
+
+GRAPHS = 16  # of one step: each keeps the memory of a pass, so where the forms are many the others stay eager
+PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, Enum)  # what cannot change from call to call
+WARM = 3  # eager steps before the first capture: libraries choose their kernels, the optimizer makes its state
+
+
+@dataclass(frozen=True)
+class _Captured(Generic[Result]):
+    graph: torch.cuda.CUDAGraph
+    batch: Batch  # what the graph reads
+    result: Result  # what it writes
+
+
+class Replays(Generic[Result]):
+    """Calls a step, or replays it, one graph for every form of batch (a tensor is one too).
+
+    What cannot be captured (a model that looks at values) stays eager, and so does what draws random numbers on the CPU: a graph would
+    repeat the first ones for ever. `warm` is the number of eager steps before the first capture; `lasting` says that there will be
+    thousands, which is worth a search for the fastest kernels.
+    """
+
+    def __init__(
+        self, step: Callable[[Batch], Result], before_capture: Callable[[], None] = lambda: None, warm: int = WARM, lasting: bool = True
+    ) -> None:
+        self.step, self.before_capture, self.warm = step, before_capture, warm
+        self._kernels: Callable[[], AbstractContextManager[None]] = fastest_kernels if lasting else nullcontext
+        self._seen: Counter[object] = Counter()
+        self._captured: dict[object, _Captured[Result]] = {}
+        self._capturable = True
+
+    def __call__(self, batch: Batch) -> Result:
+        with _current(tensors(batch)[0].device):
+            return self._made(batch)
+
+    def _made(self, batch: Batch) -> Result:
+        form = _form(batch)
+        known = form is not None and self._seen[form] and self._seen.total() >= self.warm
+        if self._capturable and known and form not in self._captured and len(self._captured) < GRAPHS:
+            self._capture(form, batch)
+        held = self._captured.get(form)
+        if held is None:
+            self._seen[form] += 1
+            with self._kernels():
+                return self.step(batch)
+        for kept, tensor in zip(tensors(held.batch), tensors(batch), strict=True):
+            kept.copy_(tensor)
+        held.graph.replay()
+        return held.result
+
+    def _capture(self, form: object, batch: Batch) -> None:
+        held, graph, generators = each_tensor(batch, torch.clone), torch.cuda.CUDAGraph(), Generators.now()
+        self.before_capture()
+        torch.cuda.current_stream().synchronize()
+        try:
+            # Only this thread's mistakes break a capture: others may be at work on the same device.
+            with self._kernels(), uncollected(), torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
+                result = self.step(held)
+        except Exception:
+            torch.cuda.synchronize()
+            self._capturable = False
+        else:
+            self._capturable = generators.same_as(Generators.now())
+        if self._capturable:
+            self._captured[form] = _Captured(graph, held, result)
+        else:
+            generators.restore()
+
+
+@contextmanager
+def fastest_kernels() -> Iterator[None]:
+    """cuDNN times its convolutions for a new shape and keeps the fastest: worth it where the same shapes come thousands of times."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile: what it frees (an older graph, say) breaks a capture. To collect before would take a tenth of a
+    second and more."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _form(batch: Batch) -> Hashable | None:
+    """What a graph is tied to: the shapes and types of the tensors, and plain values as they are. None where something else, which may
+    change meanwhile, is in the batch."""
+    if isinstance(batch, Tensor):
+        return batch.shape, batch.dtype, batch.stride()
+    if isinstance(batch, (Mapping, tuple, list)):
+        parts = [*batch.items()] if isinstance(batch, Mapping) else batch
+        forms = [_form(part) for part in parts]
+        return None if None in forms else tuple(forms)
+    return (type(batch), batch) if isinstance(batch, PLAIN) else None
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """The device of the batch as the current one: of another a graph would record nothing."""
+    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+
+
+def _own_stream() -> torch.cuda.Stream | None:
+    """The current stream where it can be captured; the default one cannot."""
+    current = torch.cuda.current_stream()
+    return None if current == torch.cuda.default_stream() else current

@@ -1,0 +1,177 @@
+"""Train and eval mode, random numbers and threads, borrowed and given back: also after an exception; and the device to work on."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from expunge.errors import InputError
+from expunge.validate import check_seed
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """All of the model in train or eval mode; afterwards every module in its own again.
+
+    cuDNN gives recurrent layers a gradient in train mode alone, so on CUDA they stay in it for both, in eval mode without their dropout.
+    An autocast of the caller's keeps no casts meanwhile.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    recurrent = [(module, module.dropout) for module, _ in before if _recurrent(module) and _on_cuda(module) and not training]
+    model.train(training)
+    try:
+        for layer, _ in recurrent:
+            layer.training, layer.dropout = True, 0.0
+        with uncached():
+            yield
+    finally:
+        for layer, dropout in recurrent:
+            layer.dropout = dropout
+        for module, mode in before:
+            module.training = mode
+
+
+@contextmanager
+def uncached() -> Iterator[None]:
+    """Under the caller's autocast, casts of weights are not kept: the next pass would take them, whatever a step made of the weights, and
+    in older versions of torch one that needs a graph those made without (pytorch#158232)."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()  # the caller's next pass too
+
+
+def _recurrent(module: nn.Module) -> TypeGuard[nn.RNNBase]:
+    """One of torch's own: a forward pass of somebody else's may drop more, where it is told to train."""
+    return getattr(type(module), "forward", None) in (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
+
+
+def _on_cuda(module: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in module.parameters())
+
+
+def hooked(model: nn.Module) -> bool:
+    """Whether hooks of somebody's are to be called at every pass, as a replayed graph would not.
+
+    Torch's own (pruning, spectral norm) compute with tensors alone, which a graph does as well.
+    """
+    places = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    hooks = (hook for module in model.modules() for place in places for hook in getattr(module, place).values())
+    return any(not _of_torch(hook) for hook in hooks)
+
+
+def _of_torch(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", type(hook).__module__)).startswith("torch.nn.utils.")
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Buffers that a forward pass may change (counters), and tables that it may renormalise, are put back."""
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
+    tables = [module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm]
+    held = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
+    copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in held]
+    try:
+        yield
+    finally:
+        for place, named in buffers:
+            place.update(named)
+        with torch.no_grad():
+            for tensor, version, copy in copies:
+                if tensor._version != version:
+                    tensor.copy_(copy)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers of torch (the CPU's and the device's), numpy and Python from `seed`; afterwards as if none had been drawn."""
+    devices, seed = [device] if device.type == "cuda" else [], int(seed)
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            # Not torch.manual_seed: it would also reseed devices that are not ours to restore.
+            torch.default_generator.manual_seed(seed)
+            for each in devices:
+                with torch.cuda.device(each):
+                    torch.cuda.manual_seed(seed)
+            random.seed(seed)
+            numpy.random.seed(seed % 2**32)
+            yield
+        finally:
+            random.setstate(python_state)
+            numpy.random.set_state(numpy_state)
+
+
+def generator(seed: int, argument: str = "seed") -> torch.Generator:
+    """Random numbers of their own, by a seed that is looked at."""
+    check_seed(argument, seed)
+    return torch.Generator().manual_seed(int(seed))
+
+
+def check_seeds(argument: str, *seeds: int) -> None:
+    """Whether torch takes them, and all that follow in a training's epochs."""
+    for seed in seeds:
+        if not -(2**63) <= seed < 2**63:
+            raise InputError(argument, "must be in [-2^63, 2^63)", seed)
+
+
+class Generators(NamedTuple):
+    """The states of the CPU's random number generators: torch's, Python's and numpy's."""
+
+    torch: Tensor
+    python: tuple[Any, ...]
+    numpy: Any
+
+    @classmethod
+    def now(cls) -> Generators:
+        return cls(torch.get_rng_state(), random.getstate(), numpy.random.get_state())
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.torch)
+        random.setstate(self.python)
+        numpy.random.set_state(self.numpy)
+
+    def same_as(self, other: Generators) -> bool:
+        alike = self.python == other.python and torch.equal(self.torch, other.torch)
+        return alike and all(numpy.array_equal(*parts) for parts in zip(self.numpy, other.numpy, strict=True))
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """torch.compile's results as the models they were made from: compiled ones do not call hooks registered later."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on a single CPU thread: as fast for small networks, the same result on any number of cores, and no waiting on a busy one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def device_named(name: str | None) -> torch.device:
+    """A device that is there; None: the GPU if there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError("device", "must be one that torch finds here, such as cpu or cuda", name) from error
+    return device

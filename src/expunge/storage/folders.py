@@ -1,0 +1,185 @@
+"""Replace a folder of results whole: reserved before the work, written beside, swapped at the end.
+
+A command holds the folder's lock from its start, so two do not write one folder. It writes into a new folder, `.NAME.expunge-new`, and
+swaps that for an earlier result of the same command; whatever else is in the folder is never removed, but refused before the work. A
+folder that cannot be renamed (a mount point, the working directory, one whose parent cannot be written) is written into instead, file by
+file out of the finished new folder, result.json last; what a kill leaves undone there the next command does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expunge.errors import InputError
+from expunge.storage.files import check_folder
+from expunge.storage.locks import held_and_removed
+
+RESULT = "result.json"
+STOPPED = "stopped"  # the folder in the folder of what was done before Ctrl-C
+LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}  # what file managers leave wherever they look
+
+
+def signature(command: str, files: Iterable[str]) -> dict[str, Any]:
+    """What result.json tells of its folder: the command, and the files it wrote. Those may be replaced by its next run."""
+    return {"command": command, "files": sorted({RESULT, *files})}
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """A folder that this process alone writes a command's results into."""
+
+    argument: str
+    shown: Path
+    folder: Path
+    """The same, without links: those stay, and lead to the new result."""
+    command: str
+    movable: bool
+
+    @property
+    def new(self) -> Path:
+        return self._own("new")
+
+    @property
+    def earlier(self) -> Path:
+        """Where an earlier result is while the new one takes its place."""
+        return self._own("earlier")
+
+    @property
+    def finished(self) -> Path:
+        """What `new` is called when it is whole and goes file by file into a folder that cannot be renamed."""
+        return self._own("finished")
+
+    @property
+    def lock(self) -> Path:
+        return self._own("lock")
+
+    def _own(self, name: str) -> Path:
+        if self.movable:
+            return self.folder.with_name(f".{self.folder.name}.expunge-{name}")
+        return self.folder / f".expunge-{name}"
+
+    def save(self, write: Callable[[Path], object], stopped: bool = False) -> Path:
+        """Have `write` fill a new folder, and put it in the place of the earlier result, or in STOPPED beside that; all of it or nothing.
+
+        An error of the system names the file as it would have been called.
+        """
+        shown = self.shown / STOPPED if stopped else self.shown
+        try:
+            self.new.mkdir()
+            write(self.new)
+            self.check()  # again: the work may have taken hours
+            if stopped:
+                self.folder.mkdir(exist_ok=True)
+                self._swap(self.folder / STOPPED)
+            elif self.movable:
+                self._swap(self.folder)
+            else:
+                os.replace(self.new, self.finished)
+                self._move_in()
+        except OSError as error:
+            if error.errno is None or error.filename is None:
+                raise
+            file = Path(os.path.realpath(os.fsdecode(error.filename)))
+            if not file.is_relative_to(self.new):
+                raise
+            raise OSError(error.errno, error.strerror, os.fspath(shown / file.relative_to(self.new))) from error
+        return shown
+
+    def _swap(self, target: Path) -> None:
+        try:
+            if target.is_dir():
+                shutil.copymode(target, self.new)
+                os.replace(target, self.earlier)
+            os.replace(self.new, target)
+        except BaseException:
+            if self.earlier.exists() and not target.exists():
+                os.replace(self.earlier, target)
+            raise
+
+    def _move_in(self) -> None:
+        """From `finished` into the folder; begun again after a kill it ends the same."""
+        replaced, added = listed(self.folder, self.command), listed(self.finished, self.command)
+        for name in added - {RESULT}:
+            with suppress(FileNotFoundError):  # moved before the kill
+                os.replace(self.finished / name, self.folder / name)
+        for name in replaced - added:
+            (self.folder / name).unlink(missing_ok=True)
+        remove(self.folder / STOPPED)
+        os.replace(self.finished / RESULT, self.folder / RESULT)
+
+    def recover(self) -> None:
+        """End what was begun here, by us or by a process that was killed: while we hold the lock nobody else is at it."""
+        if (self.finished / RESULT).exists():
+            self._move_in()
+        if self.earlier.exists() and not self.folder.exists():
+            os.replace(self.earlier, self.folder)
+        for left in (self.new, self.earlier, self.finished):
+            remove(left)
+
+    def check(self) -> None:
+        """Refuse a folder that holds anything but an earlier result of the same command."""
+        own = {path.name for path in (self.new, self.lock, self.finished)}
+        if (stranger := next(strangers(self.folder, self.command, own), None)) is not None:
+            rule = f"must be a folder that is new, empty, or holds an earlier result of `expunge {self.command}` and nothing else"
+            raise InputError(self.argument, f"{rule}: choose another, or move what is there", os.fspath(self.shown / stranger))
+
+
+@contextmanager
+def reserved(argument: str, out: str | os.PathLike[str], command: str) -> Iterator[Reserved]:
+    """Check a folder before the work, and keep other processes from writing it meanwhile; the lock ends with the process."""
+    check_folder(argument, out)
+    folder = Path(os.path.realpath(out))
+    place = Reserved(argument, Path(out), folder, command, is_movable(folder))
+    place.lock.parent.mkdir(parents=True, exist_ok=True)
+    with held_and_removed(place.lock) as free:
+        if not free:
+            raise InputError(argument, "must not be in use: another command is writing there", os.fspath(out))
+        place.recover()
+        place.check()
+        try:
+            yield place
+        finally:
+            place.recover()
+
+
+def is_movable(folder: Path) -> bool:
+    """Whether the folder can be renamed, and whoever works in it would not be left in one that is removed."""
+    if os.path.ismount(folder) or Path.cwd().is_relative_to(folder):
+        return False
+    return not folder.exists() or os.access(folder.parent, os.W_OK | os.X_OK)
+
+
+def strangers(folder: Path, command: str, own: Iterable[str] = ()) -> Iterator[str]:
+    """Names in the folder that are in no result of the command."""
+    if not folder.exists():
+        return
+    known = {*listed(folder, command), *own, *LITTER}
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name == STOPPED and entry.is_dir(follow_symlinks=False):
+            yield from (f"{STOPPED}/{name}" for name in strangers(Path(entry.path), command))
+        elif entry.name not in known or (entry.is_dir() and entry.name not in own):
+            yield entry.name
+
+
+def listed(folder: Path, command: str) -> set[str]:
+    """The files that a command's result.json says it wrote; none where it is another's, or not ours at all."""
+    try:
+        content = json.loads((folder / RESULT).read_bytes())
+        if content["command"] != command:
+            return set()
+        return {name for name in content["files"] if isinstance(name, str) and Path(name).name == name}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
+
+
+def remove(folder: Path) -> None:
+    """A folder of our own and all in it, if it is there."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)

@@ -1,0 +1,22 @@
+"""The one training loop, its settings and schedules, and several trainings side by side."""
+
+from expunge.training.loop import Phase, steps, train, train_phases
+from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
+from expunge.training.side_by_side import Training, train_together
+from expunge.training.tuning import Precision, Tuning
+
+__all__ = [
+    "Constant",
+    "Phase",
+    "Precision",
+    "Replay",
+    "Schedule",
+    "Steps",
+    "Training",
+    "Tuning",
+    "replay",
+    "steps",
+    "train",
+    "train_phases",
+    "train_together",
+]

@@ -1,0 +1,327 @@
+"""The only training loop."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from expunge.data.batches import Batches, Data, Rows, as_batches, device_of, to_device
+from expunge.data.calling import RAW, not_about_inputs, unusable
+from expunge.data.digest import data_digest
+from expunge.data.objective import Batch, Objective, check_objective
+from expunge.errors import DivergedError, InputError, ModelError, naming
+from expunge.model.checks import check_finite, check_module, finite_tensors, screened
+from expunge.runtime.cuda_graphs import Replays
+from expunge.runtime.modes import hooked, in_mode, seeded
+from expunge.runtime.nested import tensors
+from expunge.runtime.progress import track
+from expunge.training import checkpoints, holding
+from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
+from expunge.training.single_samples import Lone
+from expunge.training.tuning import Precision, Tuning
+from expunge.validate import check_number, shown
+
+__all__ = [
+    "Constant",
+    "Losses",
+    "Phase",
+    "Precision",
+    "Replay",
+    "Schedule",
+    "Steps",
+    "Tuning",
+    "replay",
+    "steps",
+    "train",
+    "train_phases",
+]
+
+Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss a sample
+
+
+def train(
+    model: nn.Module,
+    data: Data,
+    tuning: Tuning,
+    objective: Objective = Objective(),
+    mask: Mapping[str, Tensor] | None = None,
+    after_epoch: Callable[[int], bool | None] | None = None,
+    progress: bool = False,
+    keep: str | os.PathLike[str] | None = None,
+) -> None:
+    """Train the model in place, in train mode; `after_epoch(1)` is called when the first epoch is over, and may end the training by True.
+
+    The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay. A dataset is cut into
+    `tuning.batch_size`; a loader keeps its own batches. `keep` names a file that holds the state after every epoch: a training that was
+    stopped, at whatever moment, goes on from there, and ends with the weights it would have had. `after_epoch` comes before the file is
+    written, so it may be called twice for the epoch in which a training was stopped. Without `keep` every call starts anew.
+
+    A file of a training with other settings or on other data is refused. Data are told from others by the tensors of a TensorDataset or
+    of our images, or by the numbers in a dataset's `targets`, also in a Subset, a ConcatDataset or a loader; equal means bit for bit. Other
+    changes (of batches in a list, of what a dataset of one's own holds or makes of a sample, of the objective) are not noticed.
+
+    On CUDA, where the data are tensors on the device and the model has no hooks, each step is replayed as one CUDA graph.
+    """
+    check_training(model, tuning, objective)
+    batches = as_batches(data, "data", tuning.batch_size)
+    hold = partial(holding.freeze, model, mask) if tuning.freeze and mask is not None else None
+    train_phases(model, lambda epoch: [Phase(batches, "data")], tuning, objective, hold, after_epoch, progress, keep)
+
+
+def check_training(model: nn.Module, tuning: Tuning, objective: Objective) -> None:
+    check_module(model)
+    if not isinstance(tuning, Tuning):
+        raise InputError("tuning", "must be a Tuning, such as Tuning(Constant(0.01, epochs=5))", shown(tuning))
+    check_objective(objective)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One pass over some data with a loss of its own; `loss` None: the mean of the objective's.
+
+    `loss(model, batch, losses)` returns the number to minimise. `losses(logits, targets)` are the objective's, one a sample; labels are
+    looked at in the first epoch. `argument` names the data in an error. `samples(batch)` is what the objective takes for a batch, where
+    more goes with it.
+    """
+
+    batches: Batches
+    argument: str
+    loss: Callable[[nn.Module, Batch, Losses], Tensor] | None = None
+    samples: Callable[[Batch], Batch] = lambda batch: batch
+
+
+def train_phases(
+    model: nn.Module,
+    phases: Callable[[int], Sequence[Phase]],
+    tuning: Tuning,
+    objective: Objective = Objective(),
+    hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
+    after_epoch: Callable[[int], bool | None] | None = None,
+    progress: bool = False,
+    keep: str | os.PathLike[str] | None = None,
+) -> None:
+    """`train` where an epoch, counted from 0, is one or several phases; they share the optimizer and its state.
+
+    `hold(optimizer)` is entered before the first step: it may keep weights where they are (`holding.freeze`, `holding.only`).
+    """
+    total = sum(len(phase.batches) for epoch in range(tuning.schedule.epochs) for phase in phases(epoch))
+    with closing(steps(model, phases, tuning, objective, hold, after_epoch, keep)) as each:
+        for _ in track(each, "training", total, enabled=progress):
+            pass
+
+
+def steps(
+    model: nn.Module,
+    phases: Callable[[int], Sequence[Phase]],
+    tuning: Tuning,
+    objective: Objective,
+    hold: Callable[[Optimizer], AbstractContextManager[None]] | None,
+    after_epoch: Callable[[int], bool | None] | None,
+    keep: str | os.PathLike[str] | None,
+    note_loss: Callable[[int, float], None] | None = None,
+) -> Generator[None, None, None]:
+    """A training as a generator: a yield after every step, the last of an epoch when all is done that belongs to the epoch."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ModelError("model: has no parameter that requires a gradient, nothing can be trained")
+    plan = [phases(epoch) for epoch in range(tuning.schedule.epochs)]
+    with ExitStack() as stack:
+        stack.enter_context(seeded(tuning.seed, device_of(model)))
+        stack.enter_context(in_mode(model, training=not tuning.eval_mode))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        optimizer = _optimizer(trainable, tuning)
+        if hold is not None:
+            stack.enter_context(hold(optimizer))
+        device, done = device_of(model), 0
+        settings: dict[str, str] = {}
+        if keep is not None:
+            settings = _settings(tuning, optimizer, plan)
+            done = checkpoints.load(keep, model, optimizer, settings, device, len(plan)) if os.path.exists(keep) else 0
+        update, finite = _Update(model, tuning, objective, optimizer), finite_tensors(model)
+        stack.callback(update.let_go)
+        for epoch, parts in enumerate(plan[done:], start=done):
+            loss = yield from _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done)
+            check_finite(model, finite, f"after epoch {epoch + 1}")
+            if note_loss is not None:
+                note_loss(epoch + 1, loss)
+            ended = after_epoch is not None and after_epoch(epoch + 1)
+            # Not before: what comes after an epoch may draw random numbers, and has to be repeated where it was not finished.
+            if keep is not None:
+                checkpoints.save(keep, model, optimizer, len(plan) if ended else epoch + 1, settings, device)
+            yield
+            if ended:
+                break
+
+
+def _epoch(
+    model: nn.Module, phases: Sequence[Phase], epoch: int, tuning: Tuning, objective: Objective, update: _Update, check: bool
+) -> Generator[None, None, float]:
+    """One epoch, a yield after every step but the last; its mean loss. Data are looked at where `check` is set: it costs time, and on a
+    GPU a wait."""
+    device, length, done, made = device_of(model), sum(len(phase.batches) for phase in phases), 0, 0
+    # Kept on the device and read once an epoch: reading it at every step would make a GPU wait.
+    noted = torch.zeros(length, device=device)
+    for phase in phases:
+        with seeded(tuning.seed, device):  # reading may draw random numbers, and these are not the training's
+            replays = update.replays(phase, device)
+            if check and replays is not None:
+                _look_at(model, phase, objective)
+        losses: Losses = objective.per_sample if check and replays is None else objective.losses
+        if replays is not None and phase.batches.rows is not None:
+            samples: Callable[[Any], Batch] = phase.batches.rows.read
+            batches: Iterable[Any] = phase.batches.rows.shuffled(tuning.seed + epoch, device)
+        else:
+            samples = phase.samples
+            batches = (screened(phase.batches, phase.argument, objective) if check else phase.batches).shuffled(tuning.seed + epoch)
+        for iteration, batch in enumerate(update.lone.kept(batches, phase.argument, samples)):
+            update.set_rate(_rate(tuning, epoch + (done + iteration) / length))
+            with naming(phase.argument):
+                loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
+            noted[done + iteration].copy_(loss)
+            made += 1
+            if done + iteration + 1 < length:
+                yield
+        done += len(phase.batches)
+    if len(bad := torch.nonzero(~torch.isfinite(noted))):
+        raise DivergedError(f"the loss is no longer finite: epoch {epoch + 1}, iteration {int(bad[0]) + 1} of {length}")
+    return float(noted.sum()) / made
+
+
+def _settings(tuning: Tuning, optimizer: Optimizer, plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
+    """What makes a training the same one. The schedule by its rates, the optimizer by what it holds: their names need not tell."""
+    steps = [sum(len(phase.batches) for phase in parts) for parts in plan]
+    rates = [[_rate(tuning, epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
+    runs = ", ".join(f"{len(list(equal))}x{rate:g}" for rate, equal in itertools.groupby(of_epoch[0] for of_epoch in rates))
+    digest = hashlib.sha256(repr(rates).encode()).hexdigest()[:8]
+    how = ("params", "lr", "foreach", "fused", "capturable", "differentiable")  # set by the loop, or for speed alone
+    groups = [{name: value for name, value in group.items() if name not in how} for group in optimizer.param_groups]
+    return {
+        "steps": str(sum(steps)),
+        "rates": f"{runs} by epoch ({digest})",
+        "optimizer": f"{type(optimizer).__name__} {groups}",
+        **{name: str(getattr(tuning, name)) for name in ("batch_size", "freeze", "seed", "eval_mode", "precision")},
+        **_data(plan),
+    }
+
+
+def _data(plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
+    """Which data, where that can be told of all."""
+    sources = {id(phase.batches.source): phase.batches.source for parts in plan for phase in parts}
+    digests = [data_digest(source) for source in sources.values()]
+    return {} if None in digests else {checkpoints.DATA: " ".join(map(str, digests))}
+
+
+class _Update:
+    """One step: forward, backward, and the optimizer; on CUDA, where the data allow it, as a graph that is replayed."""
+
+    def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
+        self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
+        self.lone = Lone(model, objective)
+        self._replays: dict[int, Replays[Tensor] | None] = {}
+        self._rate: float | None = None
+
+    def __call__(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
+        low = self.tuning.precision == "bfloat16"
+        with torch.autocast(device_of(self.model).type, torch.bfloat16) if low else nullcontext():  # else as the caller has it
+            loss = self._loss(phase, batch, losses)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def _loss(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
+        try:
+            return (phase.loss or partial(_mean_loss, self.objective))(self.model, batch, losses)
+        except RAW as error:
+            if not_about_inputs(error):
+                raise
+            raise unusable(self.model, batch, error) from error
+
+    def set_rate(self, rate: float) -> None:
+        if rate == self._rate:
+            return
+        self._rate = rate
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def replays(self, phase: Phase, device: torch.device) -> Replays[Tensor] | None:
+        """How to replay this phase's steps from the rows of its data; None where they have to be made one by one."""
+        rows, key = phase.batches.rows, id(phase.batches)
+        if device.type != "cuda" or rows is None or phase.loss is not None or self.tuning.optimizer is not None or hooked(self.model):
+            return None
+        if key not in self._replays:
+            step = partial(self._from_rows, phase, rows)
+            self._replays[key] = Replays(step, partial(self.optimizer.zero_grad, set_to_none=True)) if _on_device(rows, device) else None
+        return self._replays[key]
+
+    def let_go(self) -> None:
+        """Of the graphs and their memory, at once: they hold this object, and would wait for the garbage collector with it."""
+        self._replays.clear()
+
+    def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
+        return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)
+
+
+def _on_device(rows: Rows, device: torch.device) -> bool:
+    try:
+        one = rows.read(torch.zeros(1, dtype=torch.int64, device=device))
+    except Exception:  # a dataset of one's own that cannot take rows from there
+        return False
+    return all(tensor.device == device for tensor in tensors(one))
+
+
+def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
+    """Look at all of the data before the first step: replayed ones cannot."""
+    logits: torch.Size | None = None
+    with naming(phase.argument), in_mode(model, training=False), torch.no_grad():
+        for batch in screened(phase.batches, phase.argument, objective):
+            first = logits is None
+            logits = objective.logits(model, batch).shape if logits is None else logits
+            objective.check_batch(logits, batch, same_batch=first)
+
+
+def _mean_loss(objective: Objective, model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
+    return losses(objective.logits(model, batch), objective.targets(batch)).mean()
+
+
+def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
+    """One over other parameters (of the model that `unlearn` has copied, say) would train these instead, or nothing."""
+    rule = "must build a torch optimizer from the parameters it is given, and no others"
+    if not isinstance(optimizer, Optimizer):
+        raise InputError("optimizer", rule, type(optimizer).__name__)
+    strange = {parameter for group in optimizer.param_groups for parameter in group["params"]} - {*trainable}
+    if strange:
+        raise InputError("optimizer", rule, f"{len(strange)} others")
+    return optimizer
+
+
+def _rate(tuning: Tuning, time: float) -> float:
+    """What the schedule says, which may be a user's own."""
+    rate = tuning.schedule.rate(time)
+    rate = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
+    check_number("schedule", rate, 0, rule=f"must give a finite rate of at least 0 at every time, and so at {time:g}")
+    return float(rate)
+
+
+def _optimizer(trainable: list[nn.Parameter], tuning: Tuning) -> Optimizer:
+    if tuning.optimizer is not None:
+        return _checked(tuning.optimizer(trainable), trainable)
+    rate: float | Tensor = _rate(tuning, 0)
+    fused = all(parameter.is_cuda for parameter in trainable)
+    if fused:
+        rate = torch.tensor(rate, device=trainable[0].device)  # there it can change between replays of a captured step
+    return SGD(trainable, lr=rate, momentum=tuning.momentum, weight_decay=tuning.weight_decay, fused=fused or None)

@@ -1,0 +1,72 @@
+"""Batches of one sample, of which BatchNorm in train mode has no variance: left out where it would refuse them, and only there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from expunge.data.batches import batch_size, device_of, to_device
+from expunge.data.objective import Batch, Objective
+from expunge.errors import InputError
+from expunge.runtime.modes import eager, in_mode, seeded
+from expunge.runtime.nested import tensors
+
+RULE = "BatchNorm needs two samples or more in some batch; give larger batches, or train with Tuning(eval_mode=True)"
+
+
+class Lone:
+    """Which batches a model can be trained with, in the modes its modules have when it is first asked."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        self.model, self.objective = model, objective
+        self._norms: list[nn.Module] | None = None
+        self._refused: dict[tuple[torch.Size, ...], bool] = {}
+
+    def kept(self, batches: Iterable[Any], argument: str, samples: Callable[[Any], Batch] = lambda batch: batch) -> Iterator[Any]:
+        """The batches without those that BatchNorm would refuse; at least one must be left. `samples` is what the model sees of each."""
+        left = False
+        for batch in batches:
+            if batch_size(batch) > 1 or not self.refused(samples(batch)):
+                left = True
+                yield batch
+        if not left:
+            raise InputError(argument, RULE, "batches of one")
+
+    def refused(self, batch: Batch) -> bool:
+        """Whether a BatchNorm would be given one value a channel: one sample at one position. Asked once for each shape."""
+        if self._norms is None:
+            modules = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
+            self._norms = [module for module in modules if module.training or module.running_mean is None]
+        if not self._norms:
+            return False
+        shapes = tuple(tensor.shape for tensor in tensors(batch))
+        if shapes not in self._refused:
+            self._refused[shapes] = self._meets_one_value(self._norms, batch)
+        return self._refused[shapes]
+
+    def _meets_one_value(self, norms: list[nn.Module], batch: Batch) -> bool:
+        device = device_of(self.model)
+        hooks = [norm.register_forward_pre_hook(_look, with_kwargs=True) for norm in norms]
+        try:
+            with in_mode(self.model, training=False), seeded(0, device), torch.no_grad(), eager():
+                self.objective.logits(self.model, to_device(batch, device))
+        except _OneValue:
+            return True
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return False
+
+
+class _OneValue(Exception):
+    pass
+
+
+def _look(norm: nn.Module, arguments: tuple[Tensor, ...], keywords: Mapping[str, Tensor]) -> None:
+    given = arguments[0] if arguments else keywords["input"]
+    if given.numel() == given.shape[1]:
+        raise _OneValue

@@ -1,0 +1,49 @@
+"""The settings of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+from torch.optim import Optimizer
+
+from expunge.training.schedules import Replay, Schedule, Steps, check_schedule
+from expunge.validate import check_amount, check_builder, check_choice, check_flag, check_seed, check_whole, make_plain
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How to train: stochastic gradient descent unless `optimizer` builds another from the trainable parameters.
+
+    The schedule sets the learning rate of whatever optimizer there is, in all its groups, so give Adam a schedule that suits it.
+    `momentum` and `weight_decay` are those of our own optimizer. `freeze` keeps masked weights at zero. `eval_mode` trains with dropout
+    off and BatchNorm's statistics fixed. `precision` "bfloat16" computes under autocast; the weights stay as they are.
+
+    Departures: the text gives no weight decay; 1e-4 is the released program's, as are masked weights that may grow back.
+    """
+
+    schedule: Schedule = Replay(Steps(), 5)
+    batch_size: int = 128
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    freeze: bool = False
+    seed: int = 0
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
+    eval_mode: bool = False
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        check_schedule(self.schedule)
+        check_builder("optimizer", self.optimizer, "must build an optimizer from parameters, as torch.optim.Adam does")
+        check_whole("batch_size", self.batch_size, least=1)
+        check_amount("momentum", self.momentum)
+        check_amount("weight_decay", self.weight_decay)
+        check_flag("freeze", self.freeze)
+        check_seed("seed", self.seed)
+        check_flag("eval_mode", self.eval_mode)
+        check_choice("precision", self.precision, Precision)
+        make_plain(self)

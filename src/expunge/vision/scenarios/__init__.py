@@ -1,0 +1,7 @@
+"""What is to be forgotten: a class, poisoned or wrongly labelled samples, or any samples."""
+
+from expunge.vision.scenarios.altered import Altered, Corner, Trigger
+from expunge.vision.scenarios.kinds import Images, Scenario, category, limited, mislabelled, poisoned, subset
+from expunge.vision.scenarios.rows import labels_of
+
+__all__ = ["Altered", "Corner", "Images", "Scenario", "Trigger", "category", "labels_of", "limited", "mislabelled", "poisoned", "subset"]

@@ -1,0 +1,212 @@
+"""The command line: quick help, one-line errors, and the demonstration from end to end."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors import safe_open
+
+import expunge
+from expunge.cli import commands as cli
+from expunge.experiments import demo
+from expunge.report import demo as demo_report
+from expunge.runtime.progress import track
+from expunge.vision import zoo as training
+
+CALL = "import sys; from expunge.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["compare", "--help"], ["train", "--help"], ["--version"]])
+def test_help_answers_in_half_a_second(arguments):
+    taken = []
+    for _ in range(3):
+        started = time.perf_counter()
+        finished = subprocess.run([sys.executable, "-c", CALL, *arguments], capture_output=True, text=True)
+        taken.append(time.perf_counter() - started)
+        assert finished.returncode == 0 and "expunge" in finished.stdout
+    assert min(taken) < 0.5, taken
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["compare", "--help"], ["train", "--help"], ["--version"]])
+def test_help_does_not_import_torch(arguments):
+    program = f"""
+import sys
+from expunge.cli.commands import main
+try:
+    main({arguments!r})
+except SystemExit as stop:
+    assert stop.code == 0
+assert not {{"torch", "numpy", "matplotlib"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"expunge {expunge.__version__}\n"
+
+
+def test_unknown_commands_exit_with_two(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["nonsense"])
+    assert stop.value.code == 2
+
+
+def test_our_errors_are_one_line_and_exit_code_two(capsys, tmp_path):
+    assert cli.main(["demo", "--label", "12", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "expunge: label: must occur in the dataset; found 12\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_is_a_short_line_and_exit_code_130(capsys, monkeypatch):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run_demo", interrupted)
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "expunge: stopped\n"
+
+
+@pytest.mark.parametrize(
+    "error, code, line",
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/some/file"), 1, "expunge: /some/file: No space left on device\n"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "expunge: No space left on device\n"),
+        (OSError("no number"), 1, "expunge: no number\n"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(error, code, line, capsys, monkeypatch):
+    def refused(options):
+        raise error
+
+    monkeypatch.setattr(cli, "run_demo", refused)
+    assert cli.main(["demo"]) == code
+    assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "list", "table1"]])
+def test_a_reader_that_is_gone_is_no_error(arguments):
+    with subprocess.Popen([sys.executable, "-c", CALL, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        child.stdout.close()
+        assert child.stderr.read() == b""
+    assert child.returncode in (0, 141)
+
+
+def test_a_terminal_without_our_characters_gets_question_marks(tmp_path):
+    program = (
+        "import sys; from expunge.cli import commands as cli; cli.run_demo = lambda options: print('λ × Δ'); sys.exit(cli.main(['demo']))"
+    )
+    asked = {"env": os.environ | {"PYTHONIOENCODING": "ascii"}, "capture_output": True, "text": True}
+    finished = subprocess.run([sys.executable, "-c", program], **asked)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "? ? ?\n", "")
+
+
+def test_ctrl_c_while_modules_are_imported_is_a_short_line(capsys, monkeypatch):
+    class Interrupting:
+        def find_spec(self, name, path=None, target=None):
+            if name == "expunge.experiments.demo":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "expunge.experiments.demo")
+    monkeypatch.delattr(expunge, "demo")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    assert cli.main(["demo"]) == 130
+    assert capsys.readouterr().err == "expunge: stopped\n"
+
+
+@pytest.mark.parametrize(
+    "command", [["demo", "--seed"], ["compare", "--seed"], ["train", "--seed"], ["train", "--seeds"], ["bench", "list", "--seeds"]]
+)
+def test_a_seed_that_is_too_large_is_refused(command, capsys, tmp_path):
+    assert cli.main([*command, "99999999999999999999", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"expunge: {command[-1][2:]}: must be in [-2^63, 2^63); found 99999999999999999999\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    def broken(options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "run_demo", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo"])
+
+
+def test_the_demo_from_end_to_end(capsys, tmp_path):
+    out = tmp_path / "deep" / "folder"
+    assert cli.main(["demo", "--seed", "1", "--label", "3", "--epochs", "2", "--tuning-epochs", "1", "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    for name in ("before", "Finetune", "MaskClassifier", "RandomMask", demo.TEXT, "FisherMask λ=", demo.REFERENCE, "speed-up"):
+        assert name in printed.out
+    assert "forgetting 3" in printed.err and "training: 68 steps" in printed.err
+    result = json.loads((out / "result.json").read_text())
+    assert result["settings"]["label"] == 3 and result["versions"]["expunge"] == expunge.__version__
+    assert [row["name"] for row in result["rows"]][-1] == demo.REFERENCE
+    for row in result["rows"]:
+        assert 0 <= row["final"]["unlearn_score"] <= 1 and row["seconds"] > 0
+        with safe_open(out / row["model"], framework="pt") as file:
+            assert "classifier.weight" in file.keys() and file.metadata()["kind"] == "model"
+        assert training.load_network(out / row["model"]).classifier.out_features == 10
+    assert (out / "before.safetensors").exists()
+    assert (out / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "command", [["demo"], ["compare"], ["train"], ["bench", "run", "table1"], ["bench", "adopt", "x"], ["data", "get", "mnist"]]
+)
+@pytest.mark.parametrize("out", ["", "file", "file/below", "closed/below"])
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(command, out, capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("closed"))  # root may write everywhere
+    option = "data" if command[0] == "data" else "out"
+    assert cli.main([*command, f"--{option}", str(tmp_path / out) if out else ""]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.startswith(f"expunge: {option}: must be a folder") and told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", ["", ".", "file/page.html", "closed/page.html"])
+def test_a_page_that_cannot_be_written_is_told_before_the_work(out, capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "closed").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("closed"))
+    assert cli.main(["report", "nothere", "-o", out]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("expunge: out: must be ") and told.err.count("\n") == 1
+
+
+def test_the_table_has_a_line_for_every_method_and_says_when_the_text_fails():
+    good, bad = demo.Accuracies(0.98, 0.0), demo.Accuracies(0.97, 0.5)
+    rows = [demo.Row(demo.TEXT, bad, bad, 5, 2.0, None), demo.Row(demo.REFERENCE, None, good, 20, 8.0, None)]
+    lines = demo_report.table(demo.Accuracies(0.99, 1.0), rows).splitlines()
+    assert lines[-2].split() == ["FisherMask,", "the", "text", "97.0", "50.0", "64.7", "97.0", "50.0", "64.7", "5", "2.00", "4.0x"]
+    assert len({len(line) for line in lines[-2:]}) == 1
+    assert "50.0 % forget accuracy is left" in demo_report.notes(rows)
+    assert "fails" not in demo_report.notes([demo.Row(demo.TEXT, bad, good, 5, 2.0, None), rows[1]])
+
+
+def test_progress_off_a_terminal_is_one_line_at_the_end(capsys):
+    assert list(track(range(3), "counting", enabled=True)) == [0, 1, 2]
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("counting: 3 steps, ") and captured.err.count("\n") == 1
+    assert list(track(iter("ab"), "silent")) == ["a", "b"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("without_rich", [True, False])
+def test_progress_on_a_terminal_draws_and_stops_cleanly(capsys, monkeypatch, without_rich):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    if without_rich:
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+    assert list(track(range(3), "counting", enabled=True)) == [0, 1, 2]
+    unfinished = track(range(3), "breaking off", enabled=True)
+    next(unfinished)
+    unfinished.close()
+    shown = capsys.readouterr().err
+    assert "counting" in shown and ("3/3" in shown or "100%" in shown)
