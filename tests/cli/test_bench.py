@@ -145,7 +145,7 @@ def test_a_device_that_is_not_here_is_refused(capsys, tmp_path, device):
 
 def test_ctrl_c_stops_the_processes_without_a_traceback(tmp_path):
     """The signal goes to the whole group, as from a terminal."""
-    command = [sys.executable, "-m", "expunge.cli", "bench", "run", "table1", "--jobs", "2", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "expunge", "bench", "run", "table1", "--jobs", "2", "--out", str(tmp_path)]
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job, as these tests may be, begins deaf to it
     runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heard)
     while not list(tmp_path.rglob("*.training.safetensors")):

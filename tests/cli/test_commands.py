@@ -10,7 +10,7 @@ import time
 import pytest
 from safetensors import safe_open
 
-import expunge
+import expunge.experiments
 from expunge.cli import commands as cli
 from expunge.experiments import demo
 from expunge.report import demo as demo_report
@@ -113,7 +113,7 @@ def test_ctrl_c_while_modules_are_imported_is_a_short_line(capsys, monkeypatch):
                 raise KeyboardInterrupt
 
     monkeypatch.delitem(sys.modules, "expunge.experiments.demo")
-    monkeypatch.delattr(expunge, "demo")
+    monkeypatch.delattr(expunge.experiments, "demo")
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     assert cli.main(["demo"]) == 130
     assert capsys.readouterr().err == "expunge: stopped\n"

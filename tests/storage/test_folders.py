@@ -209,7 +209,7 @@ def test_killed_between_any_two_steps_the_next_one_ends_it(out, step):
     """Before every rename and every removal: the folder is the earlier one, or the new one, or the next command makes it one of them."""
     save(out, "one", "two", content=b"old")
     here = os.getcwd() if os.getcwd() == str(out) else str(out.parent)
-    root = os.path.dirname(os.path.dirname(__file__))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     code = subprocess.run([sys.executable, "-c", DYING, str(out), str(step), here], env=environment).returncode
     assert code == -signal.SIGKILL if step < 6 else code in (0, -signal.SIGKILL)

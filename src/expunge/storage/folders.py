@@ -8,7 +8,6 @@ file out of the finished new folder, result.json last; what a kill leaves undone
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from expunge.errors import InputError
+from expunge.storage.documents import read_json
 from expunge.storage.files import check_folder
 from expunge.storage.locks import held_and_removed
 
@@ -171,11 +171,11 @@ def strangers(folder: Path, command: str, own: Iterable[str] = ()) -> Iterator[s
 def listed(folder: Path, command: str) -> set[str]:
     """The files that a command's result.json says it wrote; none where it is another's, or not ours at all."""
     try:
-        content = json.loads((folder / RESULT).read_bytes())
+        content = read_json(folder / RESULT)
         if content["command"] != command:
             return set()
         return {name for name in content["files"] if isinstance(name, str) and Path(name).name == name}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return set()
 
 

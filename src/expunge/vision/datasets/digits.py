@@ -30,7 +30,7 @@ class Digits(NamedTuple):
 
 def raw() -> tuple[Tensor, Tensor]:
     """All images (1797, 8, 8) with values 0 to 16 and their labels, in the order of the source."""
-    with files("expunge.vision").joinpath("digits.npz").open("rb") as file, numpy.load(file) as arrays:
+    with files("expunge.vision.datasets").joinpath("digits.npz").open("rb") as file, numpy.load(file) as arrays:
         return torch.from_numpy(arrays["images"]), torch.from_numpy(arrays["labels"]).long()
 
 
