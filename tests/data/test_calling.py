@@ -31,7 +31,9 @@ def layers() -> tuple[channels.Layer, ...]:
 # name: called with a model, inputs and labels
 CALLS = {
     "unlearn": lambda model, x, y: unlearn(model, (x[FEW], y[FEW]), (x[MANY], y[MANY]), FisherMask(tuning=QUICK)),
-    "unlearn, remain data": lambda model, x, y: unlearn(model, cases.forget(), TensorDataset(x, y), NegGradPlus(tuning=QUICK), watch={}),
+    "unlearn, remain data": lambda model, x, y: unlearn(
+        model, cases.forget(), TensorDataset(x + 1, y), NegGradPlus(tuning=QUICK), watch={}
+    ),
     "empirical Fisher": lambda model, x, y: fisher.diagonal(model, (x, y)),
     "expected Fisher": lambda model, x, y: fisher.diagonal(model, (x, y), kind="expected"),
     "batch Fisher": lambda model, x, y: fisher.diagonal(model, (x, y), kind="batch"),
