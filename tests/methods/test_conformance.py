@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from expunge.data.objective import Objective, model_outputs
 from expunge.errors import InputError, ModelError
 from expunge.methods import METHODS
 from expunge.methods.readings import readings
@@ -42,6 +44,21 @@ def test_the_callers_model_is_untouched(name):
         outcome = unlearn(model, cases.forget(), cases.remain(), CASES[name]())
     assert outcome.model is not model
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), outcome.model.parameters(), strict=True))
+
+
+@every_method
+def test_no_graph_of_the_weights_is_alive_while_they_are_trained(name):
+    """One that is keeps CUDA from capturing the steps, and their memory from being used again."""
+    alive: list[int] = []
+
+    def count(model, batch):
+        if model.training and not alive:
+            gc.collect()
+            alive.append(sum(type(part) is torch.Tensor and part.grad_fn is not None for part in gc.get_objects()))
+        return model_outputs(model, batch)
+
+    unlearn(cases.model(), cases.forget(), cases.remain(), CASES[name](), objective=Objective(outputs=count), watch={})
+    assert sum(alive) == 0
 
 
 @every_method

@@ -72,7 +72,8 @@ class ActivationMask:
         mask = channels.mask(model, layers, chosen, self.with_norm)
         if not self.with_norm:
             return mask_and_tune(model, mask, remain, self.tuning, run)
-        values = {name: model.get_parameter(name).masked_fill(part, 0) for name, part in mask.items()}
+        # Detached: a graph of the weights that is alive while they are trained keeps CUDA from capturing the steps.
+        values = {name: model.get_parameter(name).detach().masked_fill(part, 0) for name, part in mask.items()}
         values |= channels.cleared_statistics(model, layers, chosen)
         return change_and_tune(model, values, remain, self.tuning, run, mask)
 
