@@ -3,9 +3,9 @@
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 from safetensors import safe_open
@@ -20,13 +20,20 @@ from expunge.vision import zoo as training
 CALL = "import sys; from expunge.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
+def processor_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["compare", "--help"], ["train", "--help"], ["--version"]])
 def test_help_answers_in_half_a_second(arguments):
+    """Of a processor's time: other work on the machine is not the command's."""
     taken = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = processor_seconds()
         finished = subprocess.run([sys.executable, "-c", CALL, *arguments], capture_output=True, text=True)
-        taken.append(time.perf_counter() - started)
+        taken.append(processor_seconds() - started)
         assert finished.returncode == 0 and "expunge" in finished.stdout
     assert min(taken) < 0.5, taken
 
