@@ -24,7 +24,7 @@ def hurry(patch):
     """Demonstrations and comparisons that take no time."""
     numbers = demo.Accuracies(0.98, 0.0)
 
-    def shown(model, data, label, *settings):
+    def shown(model, data, label, *settings, **others):
         yield demo.Row(demo.TEXT, numbers, numbers, 1, 1.0, demo.network())
         yield demo.Row(f"FisherMask λ={label}", numbers, numbers, 1, 1.0, demo.network())
         yield demo.Row(demo.REFERENCE, None, numbers, 1, 1.0, demo.network())
