@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from expunge import curvature, fisher
 from expunge.artifacts import weights_digest
-from expunge.batches import Batches, Data, as_batches, row_reader
+from expunge.batches import Batches, Data, as_batches, read_batches, row_reader
 from expunge.checks import screened
 from expunge.classes import no_labels
 from expunge.fisher import FisherSums
@@ -115,7 +115,7 @@ def _in_order(batches: Batches, rows: Tensor, argument: str) -> Batches:
     if batches.source is None or isinstance(batches.source, DataLoader):
         return batches
     read, parts = row_reader(batches.source, argument), rows.split(RELEASED_BATCH_SIZE)
-    return Batches(lambda seed: map(read, parts), len(parts))
+    return Batches(lambda seed: read_batches(read, parts, argument), len(parts))
 
 
 def _alone(batch: Batch) -> Batches:
