@@ -13,9 +13,11 @@ from statistics import mean
 import torch
 from torch import nn
 
-from expunge import ActivationMask, Finetune, RandomMask, TfIdfMask, Tuning, activations, channels, heads, masks, scores, unlearn
+from expunge import ActivationMask, Finetune, RandomMask, TfIdfMask, Tuning, unlearn
+from expunge.editing import masks, scores
 from expunge.experiments.demo import recipe, trained
 from expunge.methods import Method
+from expunge.model import activations, channels, heads
 from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -22,27 +22,54 @@ class Unreadable(Exception):
     """A batch whose samples cannot be told apart by bytes."""
 
 
+class Matches(NamedTuple):
+    """How many samples a batch holds, which of them are known, each one's number there, and whether padding may hide others."""
+
+    size: int
+    places: Tensor
+    numbers: Tensor
+    padded: bool
+
+
 class Fingerprints:
     """Samples that others are looked up among."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         columns = [_columns(batch) for batch in batches]
+        self._forms = {_form(batch) for batch in columns}
+        self._lengths = {length for batch in columns if (length := _tokens(batch)) is not None}
         self._light = numpy.concatenate([_light(batch) for batch in columns])
-        hashes = numpy.concatenate([_sum(batch) for batch in columns])
-        self._order = numpy.argsort(hashes, kind="stable")
-        self._hashes = hashes[self._order]
+        largest = [_hashes(batch[-1]) for batch in columns]
+        self._samples = _Sorted(numpy.concatenate([_sum(batch[:-1], inputs) for batch, inputs in zip(columns, largest, strict=True)]))
+        self._inputs = _Sorted(numpy.concatenate(largest))
 
-    def among(self, batch: Batch) -> tuple[int, Tensor, Tensor]:
-        """How many samples a batch holds, which of them are among these, and each one's number here, the first where there are several.
+    def among(self, batch: Batch) -> Matches:
+        """Which samples of a batch are among these, and each one's number here, the first where there are several.
 
-        Labels and a few numbers of the inputs are looked up first: what they rule out is not hashed.
+        Labels and a few numbers of the inputs are looked up first: what they rule out is not hashed. Where labels have another form, or
+        there are more or fewer entries beside the inputs, the inputs alone decide.
         """
         columns = _columns(batch)
-        places = numpy.flatnonzero(numpy.isin(_light(columns), self._light))
-        hashes = _sum([column[torch.from_numpy(places).to(column.device)] for column in columns])
-        nearest = numpy.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
-        same = self._hashes[nearest] == hashes
-        return len(columns[0]), torch.from_numpy(places[same]), torch.from_numpy(self._order[nearest[same]])
+        size, padded = len(columns[0]), (length := _tokens(columns)) is not None and self._lengths != {length}
+        if _form(columns) not in self._forms:
+            return Matches(size, *self._inputs.among(_hashes(columns[-1])), padded)
+        places = torch.from_numpy(numpy.flatnonzero(numpy.isin(_light(columns), self._light)))
+        within, numbers = self._samples.among(_sum([column[places.to(column.device)] for column in columns]))
+        return Matches(size, places[within], numbers, padded)
+
+
+class _Sorted:
+    """Hashes in an order in which others are soon found."""
+
+    def __init__(self, hashes: Hashes) -> None:
+        self.order = numpy.argsort(hashes, kind="stable")
+        self.hashes = hashes[self.order]
+
+    def among(self, hashes: Hashes) -> tuple[Tensor, Tensor]:
+        """Where hashes stand that are among these, and which they are here."""
+        nearest = numpy.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
+        places = numpy.flatnonzero(self.hashes[nearest] == hashes)
+        return torch.from_numpy(places), torch.from_numpy(self.order[nearest[places]])
 
 
 def fingerprints(batch: Batch) -> Hashes:
@@ -57,6 +84,17 @@ def _columns(batch: Batch) -> list[Tensor]:
     if len(sizes) != 1:
         raise Unreadable
     return sorted(columns, key=lambda column: column[:1].nbytes)
+
+
+def _form(columns: Sequence[Tensor]) -> tuple[int, ...]:
+    """How many numbers each column has of a sample."""
+    return tuple(sorted(map(_width, columns)))
+
+
+def _tokens(columns: Sequence[Tensor]) -> int | None:
+    """How long the texts of a batch are: rows of whole numbers, which are padded to one length; None for other inputs."""
+    inputs = columns[-1]
+    return inputs.shape[1] if inputs.dim() == 2 and inputs.dtype in (torch.int32, torch.int64) else None
 
 
 def _parts(batch: Batch) -> Iterator[Any]:
@@ -91,9 +129,9 @@ def _column(leaf: Any) -> Tensor | None:
     return leaf.detach()
 
 
-def _sum(columns: Sequence[Tensor]) -> Hashes:
+def _sum(columns: Sequence[Tensor], *hashes: Hashes) -> Hashes:
     """Summed, which does not depend on the order of columns; numbers wrap around."""
-    return numpy.sum([_hashes(column) for column in columns], axis=0, dtype=numpy.int64)
+    return numpy.sum([*map(_hashes, columns), *hashes], axis=0, dtype=numpy.int64)
 
 
 def _light(columns: Sequence[Tensor]) -> Hashes:
@@ -110,7 +148,7 @@ def _width(column: Tensor) -> int:
 def _hashes(column: Tensor) -> Hashes:
     rows = column.reshape(len(column), _width(column)).cpu()
     if rows.is_floating_point():
-        rows = rows.float()  # the same numbers, whatever the precision they are kept in
+        rows = rows.float() + 0.0  # the same numbers, whatever the precision they are kept in; -0.0 is 0.0
     elif not rows.is_complex() and rows.shape[1] == 1:
         rows = rows.long()  # a label
     array = rows.contiguous().numpy()

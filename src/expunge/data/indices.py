@@ -75,17 +75,27 @@ def resolved(dataset: Any, argument: str) -> Any:
         if all(part is before for part, before in zip(parts, dataset.datasets, strict=True)):
             return dataset
         return _changed(dataset, datasets=parts, cumulative_sizes=ConcatDataset.cumsum(parts))
+    check_unmasked(dataset, argument)
     return dataset
 
 
-def check_unmasked(dataset: Any, argument: str) -> None:
-    """A loader reads the subsets below it in torch's way, which knows no masks."""
+def check_unmasked(dataset: Any, argument: str, seen: frozenset[int] = frozenset()) -> None:
+    """A loader, and a dataset of one's own, reads the subsets below it in torch's way, which knows no masks."""
     if isinstance(dataset, Subset):
         subset_rows(dataset, argument, mask=False)
-        check_unmasked(dataset.dataset, argument)
-    elif isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
-            check_unmasked(part, argument)
+    for part in _held_by(dataset):
+        if id(part) not in seen:
+            check_unmasked(part, argument, seen | {id(dataset)})
+
+
+def _held_by(dataset: Any) -> list[Dataset[Any]]:
+    """The datasets that a dataset has as attributes, or in lists, tuples and mappings of them."""
+    held: list[Dataset[Any]] = []
+    for value in getattr(dataset, "__dict__", {}).values() if isinstance(dataset, Dataset) else ():
+        several = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
+        if isinstance(next(iter(several), None), Dataset):
+            held += [part for part in several if isinstance(part, Dataset)]
+    return held
 
 
 def _changed(original: Dataset[Any], **attributes: Any) -> Dataset[Any]:

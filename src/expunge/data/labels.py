@@ -33,7 +33,7 @@ def check_labels(logits: torch.Size, targets: Tensor) -> None:
     if len(logits) < 2 or targets.numel() == 0:
         return
     soft = targets.is_floating_point()
-    if targets.dim() != (len(logits) if soft else len(logits) - 1) or (soft and targets.shape[1] != logits[1]):
+    if targets.is_complex() or targets.dim() != (len(logits) if soft else len(logits) - 1) or (soft and targets.shape[1] != logits[1]):
         raise _bad_form(logits, targets)
     if soft:
         return

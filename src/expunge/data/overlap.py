@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +39,8 @@ def check_disjoint(forget: Data, remain: Data, objective: Objective = Objective(
     with seeded(0, torch.device("cpu")):
         lost, kept = parts_of(forget, "forget", objective), parts_of(remain, "remain", objective)
         _check_rows(lost, kept, objective)
-        verdicts = [verdict for part in kept for verdict in _by_content(part, lost, objective, progress)]
+        comparison = _Comparison(objective, progress)
+        verdicts = [verdict for part in kept for verdict in comparison.by_content(part, lost)]
     rows = sorted({row for verdict in verdicts for row in verdict.equal})
     if rows:
         raise InputError("remain", EQUAL, f"{len(rows)} equal, at index {', '.join(map(str, rows[:5]))}{', ...' if rows[5:] else ''}")
@@ -98,69 +99,106 @@ def _told_apart(part: Part | Stream, other: Part | Stream) -> bool:
         return False
     if {*map(id, part.within)} & {*map(id, other.within)}:
         return True
+    if part.rows_are_batches or other.rows_are_batches:
+        return False
     mine, theirs = memory_of(part.origin, part.numbers[:1]), memory_of(other.origin, other.numbers[:1])
     same = mine is not None and theirs is not None and (mine.layout, mine.storage) == (theirs.layout, theirs.storage)
     return same and all(stored is not None and stored.tells_all for stored in (stored_by(part.origin), stored_by(other.origin)))
 
 
-def _by_content(part: Part | Stream, lost: Sequence[Part | Stream], objective: Objective, progress: bool) -> Iterator[Verdict]:
-    """Of what rows have not told apart: by what is stored of the records, then by the samples where that does not decide."""
-    undecided = []
-    for other in lost:
-        if not _told_apart(part, other):
-            places, decided = _stored_alike(part, other, objective)
+class _Comparison:
+    """Compare contents. What is read of the forget data is read once, however many parts the remain data have."""
+
+    def __init__(self, objective: Objective, progress: bool) -> None:
+        self.objective, self.progress = objective, progress
+        self._known: dict[tuple[Any, ...], Fingerprints] = {}
+        self._steady: dict[Part | Stream, bool] = {}
+
+    def by_content(self, part: Part | Stream, lost: Sequence[Part | Stream]) -> Iterator[Verdict]:
+        """Of what rows have not told apart: by what is stored of the records, then by the samples where that does not decide."""
+        others = [other for other in lost if not _told_apart(part, other)]
+        alike = [other for other in others if isinstance(part, Part) and isinstance(other, Part) and _one_kind(part, other)]
+        if alike and isinstance(part, Part):
+            places, decided = self._stored_alike(part, alike)
             yield Verdict(_indices(part, places))
-            if not decided:
-                undecided.append(other)
-    if undecided:
-        yield _by_samples(part, undecided, progress)
+            if decided:
+                others = [other for other in others if other not in alike]
+        if others:
+            yield self._by_samples(part, others)
+
+    def _stored_alike(self, part: Part, others: Sequence[Part]) -> tuple[Tensor, bool]:
+        """Where in the part records stand that equal one of the others in all that datasets store, whatever transforms make of it; and
+        whether there can be no more."""
+        mine = stored_by(part.origin)
+        assert mine is not None  # they are of one kind
+        try:
+            known = self._fingerprints("stored", others, _stored)
+            places, numbers, padded = _looked_up(map(mine.read, part.numbers.split(CHUNK)), known)
+        except Unreadable:
+            return torch.empty(0, dtype=torch.int64), False
+        ends = torch.tensor([len(other.numbers) for other in others]).cumsum(0)
+        owners, same = torch.bucketize(numbers, ends, right=True), [places[:0]]
+        for number in owners.unique().tolist():
+            here, other = owners == number, others[number]
+            rows = numbers[here] - (ends[number] - len(other.numbers))
+            same.append(_same_labels(part, other, places[here], rows, self.objective))
+        return torch.cat(same), mine.tells_all and not padded
+
+    def _by_samples(self, part: Part | Stream, others: Sequence[Part | Stream]) -> Verdict:
+        """By the samples as they are read."""
+        chance = "samples differ from reading to reading, as random transforms make them"
+        try:
+            with naming("remain"):
+                unsteady = [] if _steady(part) else [part]
+            with naming("forget"):
+                unsteady += [other for other in others if not self._is_steady(other)]
+                if any(isinstance(samples, Part) for samples in unsteady):
+                    return Verdict(unchecked=chance)
+                known = self._fingerprints("samples", others, lambda other: other.batches())
+            with naming("remain"):
+                places, _, padded = _looked_up(track(part.batches(), "comparing with the forget data", enabled=self.progress), known)
+        except Unreadable:
+            return Verdict(unchecked="samples that are not tensors with one row each")
+        if padded:
+            return Verdict(_indices(part, places), "texts are padded to other lengths")
+        # A stream that differs may be shuffled, or changed by chance: nobody can tell.
+        return Verdict(_indices(part, places), chance if unsteady else None)
+
+    def _is_steady(self, other: Part | Stream) -> bool:
+        if other not in self._steady:
+            self._steady[other] = _steady(other)
+        return self._steady[other]
+
+    def _fingerprints(self, of: str, others: Sequence[Any], read: Callable[[Any], Iterable[Batch]]) -> Fingerprints:
+        key = (of, *others)
+        if key not in self._known:
+            self._known[key] = Fingerprints(batch for other in others for batch in read(other))
+        return self._known[key]
 
 
-def _stored_alike(part: Part | Stream, other: Part | Stream, objective: Objective) -> tuple[Tensor, bool]:
-    """Where in the part records stand that equal one of the other in all that datasets store, whatever transforms make of it; and whether
-    there can be no others."""
-    none = torch.empty(0, dtype=torch.int64)
-    if isinstance(part, Stream) or isinstance(other, Stream):
-        return none, False
+def _one_kind(part: Part, other: Part) -> bool:
+    if part.rows_are_batches or other.rows_are_batches:
+        return False
     mine, theirs = stored_by(part.origin), stored_by(other.origin)
-    if mine is None or theirs is None or mine.kind != theirs.kind:
-        return none, False
-    try:
-        known = Fingerprints(map(theirs.read, other.numbers.split(CHUNK)))
-        places, others = _looked_up(map(mine.read, part.numbers.split(CHUNK)), known)
-    except Unreadable:
-        return none, False
-    return _same_labels(part, other, places, others, objective), mine.tells_all and theirs.tells_all
+    return mine is not None and theirs is not None and mine.kind == theirs.kind
 
 
-def _by_samples(part: Part | Stream, others: Sequence[Part | Stream], progress: bool) -> Verdict:
-    """By the samples as they are read."""
-    chance = "samples differ from reading to reading, as random transforms make them"
-    try:
-        with naming("remain"):
-            unsteady = [] if _steady(part) else [part]
-        with naming("forget"):
-            unsteady += [other for other in others if not _steady(other)]
-            if any(isinstance(samples, Part) for samples in unsteady):
-                return Verdict(unchecked=chance)
-            known = Fingerprints(batch for other in others for batch in other.batches())
-        with naming("remain"):
-            places, _ = _looked_up(track(part.batches(), "comparing with the forget data", enabled=progress), known)
-    except Unreadable:
-        return Verdict(unchecked="samples that are not tensors with one row each")
-    # A stream that differs may be shuffled, or changed by chance: nobody can tell.
-    return Verdict(_indices(part, places), chance if unsteady else None)
+def _stored(part: Part) -> Iterator[Batch]:
+    held = stored_by(part.origin)
+    assert held is not None
+    return map(held.read, part.numbers.split(CHUNK))
 
 
-def _looked_up(batches: Iterable[Batch], known: Fingerprints) -> tuple[Tensor, Tensor]:
-    """Which samples are among those known, and which of them they are."""
-    start, pairs = 0, [(torch.empty(0, dtype=torch.int64),) * 2]
+def _looked_up(batches: Iterable[Batch], known: Fingerprints) -> tuple[Tensor, Tensor, bool]:
+    """Which samples are among those known, which of them they are, and whether padding may hide others."""
+    start, pairs, padded = 0, [(torch.empty(0, dtype=torch.int64),) * 2], False
     for batch in batches:
-        size, places, numbers = known.among(batch)
-        pairs.append((places + start, numbers))
-        start += size
+        matches = known.among(batch)
+        pairs.append((matches.places + start, matches.numbers))
+        start += matches.size
+        padded = padded or matches.padded
     places, numbers = (torch.cat(column) for column in zip(*pairs, strict=True))
-    return places, numbers
+    return places, numbers, padded
 
 
 def _steady(part: Part | Stream) -> bool:
@@ -174,4 +212,4 @@ def _steady(part: Part | Stream) -> bool:
 
 def _indices(part: Part | Stream, places: Tensor) -> list[int]:
     """Where samples of a part stand in the whole of the data."""
-    return (part.place[places] if isinstance(part, Part) else places).tolist()
+    return (part.place[places] if isinstance(part, Part) and not part.rows_are_batches else places).tolist()

@@ -11,6 +11,7 @@ from expunge.data.objective import Batch
 from expunge.errors import InputError
 
 AGAIN = "a loader must give its batches each time it is read; give a list of batches instead"
+UNEQUAL = ("stack expects each tensor to be equal size", "batch must contain tensors", "batch should be of equal size")  # default_collate
 EARLY = "a StopIteration while a sample or a batch is made ends data early, and so does a __len__ that is an estimate"
 
 
@@ -71,18 +72,20 @@ def unbroken(batches: Iterable[Batch], argument: str) -> Iterator[Batch]:
     """The same batches; a generator that a StopIteration broke off is a mistake in the data, which are named."""
     try:
         yield from batches
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, TypeError) as error:
         raise_if_broken_off(error, argument)
         raise
 
 
 def raise_if_broken_off(error: BaseException, argument: str) -> None:
     """Python makes a RuntimeError of a StopIteration inside a generator, of which a worker process sends the text; an IndexError says that
-    there is no such sample."""
+    there is no such sample, and some others that samples make no batch."""
     if isinstance(error, StopIteration) or "generator raised StopIteration" in str(error):
         raise InputError(argument, f"must give every sample it promises ({EARLY})", "StopIteration") from error
+    text = (str(error).strip().splitlines() or [""])[-1]
+    if any(reason in text for reason in UNEQUAL):
+        raise InputError(argument, "samples must be tensors or numbers of one shape, or a loader needs a collate_fn", text) from error
     if isinstance(error, IndexError):
-        text = (str(error).splitlines() or [""])[-1]
         raise InputError(argument, "must give every sample it promises", f"IndexError: {text}") from error
 
 

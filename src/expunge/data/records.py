@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from expunge.data.batches import Batches, Data, as_batches, makes_samples_as, read_batches, row_reader
+from expunge.data.columns import as_dataset
 from expunge.data.indices import resolved, size_of, subset_rows
 from expunge.data.objective import Batch, Objective
 from expunge.data.samplers import loader_rows
@@ -46,6 +48,12 @@ class Part:
     within: tuple[Any, ...] = ()
     loader: DataLoader[Any] | None = None
 
+    @property
+    def rows_are_batches(self) -> bool:
+        """As where a loader with batch_size=None reads a dataset of batches."""
+        loader = self.loader
+        return loader is not None and loader.batch_sampler is None and type(loader.sampler) is not BatchSampler
+
     def batches(self) -> Iterator[Batch]:
         """All samples, in the order of `rows`."""
         return self.read(self.rows)
@@ -62,6 +70,7 @@ class Part:
 
 def parts_of(data: Data, argument: str, objective: Objective) -> list[Part | Stream]:
     """The data by the datasets that their samples come from."""
+    data = as_dataset(data, argument)
     batches = as_batches(data, argument)
     source = batches.source
     if isinstance(source, DataLoader):
@@ -111,16 +120,54 @@ def _of_concatenation(dataset: ConcatDataset[Any], rows: Tensor, argument: str, 
 
 def _viewed(dataset: Any, rows: Tensor, objective: Objective) -> Any:
     """The dataset that this one gives row by row, as one with transforms does: the only one it holds, of its length, with its labels.
+    One that reads other rows than it is asked for reorders or mixes them, and is none.
 
     A view whose samples count as others, such as one that stamps a trigger on them, says so by `alters_samples = True`.
     """
-    values = getattr(dataset, "__dict__", {}).values()
-    inner = [value for value in values if isinstance(value, Dataset) and not isinstance(value, IterableDataset)]
-    if len(inner) != 1 or size_of(inner[0]) != size_of(dataset) or getattr(dataset, "alters_samples", False) or not len(rows):
+    attributes = getattr(dataset, "__dict__", {}).items()
+    held = [(name, value) for name, value in attributes if isinstance(value, Dataset) and not isinstance(value, IterableDataset)]
+    if len(held) != 1 or size_of(held[0][1]) != size_of(dataset) or getattr(dataset, "alters_samples", False) or not len(rows):
         return None
+    name, inner = held[0]
     probe = rows[torch.linspace(0, len(rows) - 1, min(PROBE, len(rows))).long()]
-    labels, own = labels_at(inner[0], probe, objective), labels_at(dataset, probe, objective)
-    return inner[0] if labels is not None and own is not None and same_rows(labels, own).all() else None
+    labels, own = labels_at(inner, probe, objective), labels_at(dataset, probe, objective)
+    if labels is None or own is None or not same_rows(labels, own).all():
+        return None
+    return inner if _reads_its_rows(dataset, name, inner, probe) else None
+
+
+class _Noting(Dataset[Any]):
+    """A dataset, and the rows that it is asked for."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.rows: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: Any) -> Any:
+        self.rows.add(int(row))
+        return self.dataset[row]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["dataset"], name)
+
+
+def _reads_its_rows(view: Any, name: str, inner: Any, rows: Tensor) -> bool:
+    """Whether a dataset asks the one it holds for each of these rows alone; also true where that cannot be seen."""
+    noting, size = _Noting(inner), size_of(inner) or 0
+    try:
+        noted = copy.copy(view)
+        noted.__dict__[name] = noting
+        for row in rows.tolist():
+            noting.rows.clear()
+            noted[row]
+            if not noting.rows <= {row, row - size}:
+                return False
+    except Exception:  # a class of somebody's that is not to be copied, or has its data from elsewhere
+        return True
+    return True
 
 
 def labels_at(dataset: Any, rows: Tensor, objective: Objective) -> Tensor | None:
@@ -137,7 +184,15 @@ def labels_at(dataset: Any, rows: Tensor, objective: Objective) -> Tensor | None
 
 
 def same_rows(first: Tensor, second: Tensor) -> Tensor:
-    """Which rows are equal; none where they have not one form."""
+    """Which rows are equal: labels, or the classes that probabilities favour where the others are labels; none where forms differ."""
+    if first.shape != second.shape:
+        first, second = _classes(first), _classes(second)
     if first.shape != second.shape:
         return torch.zeros(len(first), dtype=torch.bool)
     return (first == second).reshape(len(first), -1).all(1)
+
+
+def _classes(targets: Tensor) -> Tensor:
+    if targets.numel() == len(targets):
+        return targets.reshape(-1)
+    return targets.argmax(1) if targets.is_floating_point() and targets.dim() == 2 else targets

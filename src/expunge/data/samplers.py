@@ -29,9 +29,9 @@ WHAT = "a sampler's indices "
 
 def check_samplers(loader: DataLoader[Any], argument: str) -> None:
     """Torch takes true and false for rows 1 and 0 of some datasets, so masks below a loader are refused."""
+    check_unmasked(loader.dataset, argument)
     if isinstance(loader.dataset, IterableDataset):
         return
-    check_unmasked(loader.dataset, argument)
     listed = _listed(_source(loader))
     if listed is not None:
         rows_of(listed, size_of(loader.dataset), argument, WHAT, mask=False)
@@ -40,17 +40,17 @@ def check_samplers(loader: DataLoader[Any], argument: str) -> None:
 def loader_rows(loader: DataLoader[Any], argument: str) -> Tensor | None:
     """The rows a loader may read, whatever its order in an epoch; None where only reading it would tell.
 
-    A sampler that draws may come to any row of its dataset. One of one's own is read twice: where it draws other rows the second time it
-    may come to more, and an `UncheckedWarning` says so.
+    A sampler that draws may come to any row of what it draws from, which need not be the dataset: `RandomSampler(range(40))`. One of one's
+    own is read twice: where it draws other rows the second time it may come to more, and an `UncheckedWarning` says so.
     """
     size = size_of(loader.dataset)
     if size is None or isinstance(loader.dataset, IterableDataset):
         return None
     source = _source(loader)
     if type(source) is RandomSampler or (type(source) is DistributedSampler and source.shuffle):
-        return torch.arange(size)
+        return _drawn_from(source, size, argument)
     if type(source) is SequentialSampler:
-        rows = torch.arange(size)
+        rows = _drawn_from(source, size, argument)
     elif type(source) is WeightedRandomSampler:
         return torch.as_tensor(source.weights).nonzero().flatten()
     elif (listed := _listed(source)) is not None:
@@ -75,6 +75,12 @@ def _source(loader: DataLoader[Any]) -> Any:
     while type(sampler) is BatchSampler:
         sampler = sampler.sampler
     return sampler
+
+
+def _drawn_from(source: Any, size: int, argument: str) -> Tensor:
+    """As many rows, from the first on, as what a sampler of torch's was made for has."""
+    made_for = size_of(source.dataset if type(source) is DistributedSampler else source.data_source)
+    return rows_of(range(size if made_for is None else made_for), size, argument, WHAT, mask=False)
 
 
 def _listed(source: Any) -> Any:

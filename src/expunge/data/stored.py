@@ -50,7 +50,7 @@ def stored_by(dataset: Any) -> Stored | None:
     if columns := _tensors(dataset):
         return Stored((kind, "tensors"), lambda rows: tuple(column[rows.to(column.device)] for column in columns), not own)
     if files := _files(dataset):
-        return Stored((kind, "files"), lambda rows: [files[row] for row in rows.tolist()], True)
+        return Stored((kind, "files"), lambda rows: [_file(*files[row]) for row in rows.tolist()], True)
     data, targets = _column(dataset, "data"), _column(dataset, "targets", "labels")
     if data is not None and targets is not None:
         return Stored((kind, "data"), lambda rows: (data[rows], targets[rows]), True)
@@ -65,13 +65,17 @@ def _tensors(dataset: Any) -> list[Tensor]:
     return list(columns) if all(len(column) == size for column in columns) else []
 
 
-def _files(dataset: Any) -> list[str]:
+def _files(dataset: Any) -> list[tuple[str, Any]]:
     samples = _shown(dataset, "samples")
     if not isinstance(samples, list) or len(samples) != size_of(dataset):
         return []
     if not all(isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], str) for sample in samples):
         return []
-    return [f"{os.path.abspath(path)} {label}" for path, label in samples]
+    return samples
+
+
+def _file(path: str, label: Any) -> str:
+    return f"{os.path.abspath(path)} {label}"
 
 
 def _column(dataset: Any, *names: str) -> Tensor | None:

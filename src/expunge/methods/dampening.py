@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from expunge import curvature, fisher
-from expunge.data.batches import Batches, Data, as_batches, row_reader
+from expunge.data.batches import Batches, Data, as_batches, read_batches, row_reader
 from expunge.data.classes import no_labels
 from expunge.data.objective import Batch, Objective
 from expunge.editing.patches import Patch
@@ -115,7 +115,7 @@ def _in_order(batches: Batches, rows: Tensor, argument: str) -> Batches:
     if batches.source is None or isinstance(batches.source, DataLoader):
         return batches
     read, parts = row_reader(batches.source, argument), rows.split(RELEASED_BATCH_SIZE)
-    return Batches(lambda seed: map(read, parts), len(parts))
+    return Batches(lambda seed: read_batches(read, parts, argument), len(parts))
 
 
 def _alone(batch: Batch) -> Batches:
