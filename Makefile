@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED) $(TRITON)
 	-tests/browser/install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-data: $(INSTALLED)
 	@test -n "$(EXPUNGE_DATA)" || { echo "make test-data needs the folder of the datasets: EXPUNGE_DATA=folder make test-data"; exit 2; }
