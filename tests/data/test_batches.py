@@ -236,6 +236,9 @@ UNREADABLE = {
 def test_samples_that_cannot_be_put_together(name):
     with pytest.raises(InputError, match="forget: samples must be tensors or numbers of one shape"):
         list(as_batches(UNREADABLE[name], "forget"))
+    for workers in (0, 1):
+        with pytest.raises(InputError, match="forget: samples must be tensors or numbers of one shape, or a loader needs a collate_fn"):
+            list(as_batches(DataLoader(UNREADABLE[name], 2, num_workers=workers), "forget"))
 
 
 def test_batches_of_arrays_are_refused_as_such():

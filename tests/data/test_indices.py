@@ -3,7 +3,7 @@
 import numpy
 import pytest
 import torch
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, StackDataset, Subset, SubsetRandomSampler, TensorDataset
 
 import expunge
 from expunge import FisherMask, InputError, curvature, fisher, metrics, unlearn
@@ -193,6 +193,42 @@ def test_a_mask_names_the_samples_of_a_scenario():
         assert subset(data, mask).forget.indices == [1, 4, 7, 10]
     attacked = poisoned(Subset(data, data.tensors[1] != 2), 2, 1, test=Subset(data, data.tensors[1] != 2))
     assert len(attacked.train) == 10 and len(attacked.tests["attack"]) == 4
+
+
+class Wrapped(Dataset):
+    """Reads what it holds in torch's way."""
+
+    def __init__(self, *inner) -> None:
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner[-1])
+
+    def __getitem__(self, index):
+        return self.inner[0][index]
+
+
+WRAPPED = {
+    "a dataset of one's own": lambda inner: Wrapped(inner),
+    "one of several": lambda inner: Wrapped(whole, inner),
+    "two deep": lambda inner: Wrapped(Wrapped(inner)),
+    "below a subset": lambda inner: Subset(Wrapped(inner), [0, 1]),
+    "columns side by side": lambda inner: StackDataset(inner, inner),
+    "columns by name": lambda inner: StackDataset(x=inner, labels=inner),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.parametrize("mask", [MASK, MASK.tolist()])
+def test_masks_that_only_torch_would_read_are_refused(name, mask):
+    data, good = (WRAPPED[name](Subset(Plain(), indices)) for indices in (mask, ROWS))
+    as_batches(good, "data")
+    for held in (data, DataLoader(data, 2)):
+        with pytest.raises(InputError, match="^data: a Subset's indices must be whole numbers; give mask.nonzero"):
+            as_batches(held, "data")
+    looped = Wrapped(whole)
+    looped.inner = (looped, whole)
+    as_batches(looped, "data")
 
 
 LOADERS = {

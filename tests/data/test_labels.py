@@ -200,6 +200,11 @@ FORMS = {
 }
 
 
+def test_labels_are_not_complex_numbers():
+    with pytest.raises(InputError, match="^forget: targets must be integer labels .*found torch.complex64"):
+        unlearn(cases.model(), (IMAGES[FEW], LABELS[FEW].to(torch.complex64)), method=GradientAscent(QUICK))
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_labels_of_other_forms_are_named_with_what_to_do(name):
     labels, message = FORMS[name]

@@ -11,6 +11,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -68,6 +69,29 @@ class Turned(View):
 
     def __getitem__(self, index):
         return super().__getitem__(len(self) - 1 - index)
+
+
+class Reordered(View):
+    """Other rows than those asked for, all of one label: labels do not tell."""
+
+    def __getitem__(self, index):
+        return self.inner[len(self) - 1 - index][0], 0
+
+
+class Mixed(View):
+    """A little of another row, drawn by chance, in every sample."""
+
+    def __getitem__(self, index):
+        other = self.inner[int(torch.randint(len(self), ()))][0]
+        return 0.9 * self.inner[index][0] + 0.1 * other, self.inner[index][1]
+
+
+class Favoured(View):
+    """Labels as probabilities."""
+
+    def __getitem__(self, index):
+        inputs, label = self.inner[index]
+        return inputs, torch.nn.functional.one_hot(label, 4).float()
 
 
 class Shifted(Subset):
@@ -216,7 +240,28 @@ def test_shared_samples_are_seen_in_every_form_and_others_let_through(first, sec
     assert torch.equal(torch.get_rng_state(), state)
 
 
+one_label = TensorDataset(x, y * 0)
+favoured = torch.nn.functional.one_hot(y, 4).float()
+tokens = torch.arange(48).view(8, 6)
+batches_of_ten = TensorDataset(x.view(10, 10, 6), y.view(10, 10))
+
 SHARED = {
+    "other rows of one label": (Subset(Reordered(one_label, None), range(10)), Subset(one_label, range(80, 95)), "5 equal"),
+    "probabilities in a view": (Subset(whole, range(5)), Favoured(whole, None), "5 shared"),
+    "probabilities in memory": (Subset(whole, range(5)), TensorDataset(x, favoured), "5 shared"),
+    "probabilities in copies": (Subset(whole, range(5)), TensorDataset(x.clone(), favoured), "5 equal"),
+    "entries of one set alone": ([{"x": x[:5], "y": y[:5], "id": y[:5]}], [{"x": x, "y": y}], "5 equal"),
+    "zeros below zero": (TensorDataset(x[:2] * 0, y[:2]), TensorDataset(-x.abs() * 0, y), "50 equal"),
+    "whole tensors": ((x[:5], y[:5]), (x, y), "5 shared, the first at index 0"),
+    "arrays": ((x[:5].numpy(), y[:5].numpy()), (x.numpy(), y.numpy()), "5 shared, the first at index 0"),
+    "a dataset of batches": (Subset(whole, range(20, 25)), DataLoader(batches_of_ten, None), "5 equal, at index 20, 21, 22, 23, 24$"),
+    "a list of batches in a loader": (Own(range(95, 99)), DataLoader([(x[:50], y[:50]), (x[50:], y[50:])], None), "4 equal, at index 95"),
+    "rows from the first": (Subset(whole, [9, 10]), DataLoader(whole, 4, sampler=RandomSampler(range(10))), "1 shared"),
+    "texts of other lengths": (
+        (tokens, y[:8]),
+        ConcatDataset([TensorDataset(tokens[:, :4], y[:8]), TensorDataset(tokens[2:].clone(), y[2:8])]),
+        "6 equal, at index 8, 9",
+    ),
     "one label changed of memory": (TensorDataset(x[:3], torch.tensor([0, 1, 0])), whole, "2 shared, the first at index 0"),
     "tensors that are reversed": (TensorDataset(x[::2], y[::2]), TensorDataset(x[50:], y[50:]), "25 shared"),
     "a transform": (Subset(whole, [3, 4]), View(whole, twice), "2 shared, the first at index 3"),
@@ -251,6 +296,18 @@ SHARED = {
 }
 
 APART = {
+    "rows from the first in order": (DataLoader(whole, 4, sampler=SequentialSampler(range(10))), Subset(whole, range(10, 50))),
+    "rows from the first by chance": (DataLoader(whole, 4, sampler=RandomSampler(range(10))), Subset(whole, range(10, 50))),
+    "rows from the first of a process": (
+        Subset(whole, range(10, 50)),
+        DataLoader(whole, 4, sampler=DistributedSampler(range(10), 1, 0)),
+    ),
+    "other rows of one label": (Subset(Reordered(one_label, None), range(10)), Subset(one_label, range(80))),
+    "probabilities of other samples": (Subset(whole, range(5)), TensorDataset(x[5:].clone(), favoured[5:])),
+    "probabilities of other classes": (Subset(whole, range(5)), TensorDataset(x, favoured.roll(1, 1))),
+    "a dataset of batches": (Subset(whole, range(100)), DataLoader(TensorDataset(x.view(10, 10, 6) + 1, y.view(10, 10)), None)),
+    "images of another size": (TensorDataset(torch.zeros(5, 1, 4, 4), y[:5]), TensorDataset(torch.zeros(5, 1, 8, 8), y[:5])),
+    "texts of one length": ((tokens, y[:8]), (tokens + 50, y[:8])),
     "other labels": (TensorDataset(x[:40], (y[:40] + 1) % 4), whole),
     "other labels in another dataset": (Altered(Subset(whole, range(9)), (y[:9] + 1) % 4), whole),
     "labels that are put right": (mislabelled(images, 0.25).forget, images),
@@ -296,6 +353,8 @@ class Object:
 
 
 UNTOLD = {
+    "rows that are mixed": (Subset(whole, range(5)), Subset(Mixed(whole, None), range(5, 90)), "samples differ from reading to reading"),
+    "texts that are padded": ([(tokens, y[:8])], [(torch.nn.functional.pad(tokens, (0, 2)), y[:8])], "texts are padded to other lengths"),
     "chance": (Own(range(5), noise), Own(range(5, 20)), "samples differ from reading to reading"),
     "chance in remain data": (Own(range(5)), Own(range(5, 20), noise), "samples differ from reading to reading"),
     "chance in a stream": (Own(range(5)), DataLoader(Stream(range(5, 20), noise), 4), "samples differ from reading to reading"),
@@ -363,6 +422,17 @@ def test_data_of_one_dataset_are_not_read():
     check_disjoint(Subset(data, range(5)), DataLoader(data, 4, sampler=SubsetRandomSampler(range(5, 50))))
     with pytest.raises(InputError, match="5 shared"):
         check_disjoint(Subset(data, range(5)), DataLoader(data, 4))
+
+
+def test_shards_are_read_once_and_compared_with_all(monkeypatch):
+    calls = []
+    hashes = fingerprints._hashes
+    monkeypatch.setattr(fingerprints, "_hashes", lambda column: calls.append(len(column)) or hashes(column))
+    forget = ConcatDataset([copied(range(start, start + 5)) for start in range(0, 40, 5)])
+    check_disjoint(forget, ConcatDataset([copied(range(start, start + 5)) for start in range(40, 80, 5)]))
+    assert sum(calls) < 5 * 80  # columns and a few numbers of them, of every sample
+    with pytest.raises(InputError, match="found 2 equal, at index 8, 9$"):
+        check_disjoint(forget, ConcatDataset([copied(range(40, 48)), copied(range(37, 39))]))
 
 
 def test_masks_do_not_confuse_datasets_that_are_gone():

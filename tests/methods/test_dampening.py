@@ -83,6 +83,27 @@ def test_as_released_reads_classes_one_after_the_other(form):
     assert_dampened(model, outcome.model, forget_mean, {name: (few[name] + many[name]) / 5 for name in few}, 1.0, 0.7)
 
 
+class Ending(TensorDataset):
+    """Ends early from some reading on."""
+
+    left = 10_000
+
+    def __getitem__(self, index):
+        self.left -= 1
+        if self.left < 0:
+            raise StopIteration
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("early", [10, 200])  # in the order of the labels; while these are read
+def test_as_released_reads_all_of_the_data_or_raises(early):
+    forget, remain = by_class(70, (2,), 21), Ending(*by_class(150, (0, 1, 3), 22).tensors)
+    unlearn(small.network("residual"), forget, remain, SSD.as_released(1.0, 0.7), watch={})
+    remain.left = Ending.left - remain.left - early
+    with pytest.raises(InputError, match="^remain: must give every sample it promises"):
+        unlearn(small.network("residual"), forget, remain, SSD.as_released(1.0, 0.7), watch={})
+
+
 def test_as_released_takes_the_batches_of_a_loader_as_they_are():
     model, forget, remain = small.network("residual"), by_class(70, (2,), 21), by_class(150, (0, 1, 3), 22)
     (few, _), (many, _) = squares(model, forget), squares(model, remain)
