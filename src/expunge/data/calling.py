@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from expunge.errors import ExpungeError, InputError
+from expunge.runtime.nested import tensors
 
 # What a forward pass or a loss raises for inputs that are not its own. Others (Ctrl-C, a full disk) are not about the inputs.
 RAW = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
@@ -26,7 +27,7 @@ def call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
     known = _keywords(model)
     if known is None:
         return model(**entries)
-    used = {name: value for name, value in entries.items() if name in known or _tensors(value)}
+    used = {name: value for name, value in entries.items() if name in known or tensors(value)}
     if all(name in known for name in used):
         return model(**used)
     if len(used) == 1 and not isinstance(known, _Keywords):
@@ -63,14 +64,14 @@ def described(held: Any) -> str:
         return f"{str(held.dtype).removeprefix('torch.')} {tuple(held.shape)}"
     if isinstance(held, Mapping):
         return "{" + ", ".join(f"{key}: {described(value)}" for key, value in held.items()) + "}"
-    if isinstance(held, (tuple, list)) and _tensors(held):
+    if isinstance(held, (tuple, list)) and tensors(held):
         return f"({', '.join(map(described, held))})"
     return type(held).__name__
 
 
 def _advice(model: Any, batch: Any, layer: nn.Module | None, message: str) -> str:
     """What would mend the two commonest mistakes: another type than the weights have, and channels in the last place."""
-    inputs = [] if isinstance(layer, nn.Embedding) else _tensors(batch[:-1] if isinstance(batch, (tuple, list)) else batch)
+    inputs = [] if isinstance(layer, nn.Embedding) else tensors(batch[:-1] if isinstance(batch, (tuple, list)) else batch)
     if not isinstance(model, nn.Module) or not inputs:
         return ""
     types = {tensor.dtype for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
@@ -136,9 +137,3 @@ def _named(function: Callable[..., Any], skipped: int = 0) -> tuple[str, ...] | 
     kinds = {parameter.kind for parameter in parameters}
     names = (parameter.name for parameter in parameters if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY))
     return _Keywords(names) if kinds <= {inspect.Parameter.KEYWORD_ONLY} else tuple(names)
-
-
-def _tensors(held: Any) -> list[Tensor]:
-    if isinstance(held, (Mapping, tuple, list)):
-        return [tensor for part in (held.values() if isinstance(held, Mapping) else held) for tensor in _tensors(part)]
-    return [held] if isinstance(held, Tensor) else []
