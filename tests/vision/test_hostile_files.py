@@ -265,6 +265,17 @@ def test_members_that_are_not_what_they_should_be(tmp_path, name):
         load("tiny-imagenet", tmp_path, verify=False)
 
 
+def test_a_member_without_a_name_is_none_of_ours(tmp_path):
+    content = zipped(tmp_path, files.tiny_imagenet())
+    name = f"tiny-imagenet-200/{ANNOTATIONS}".encode()
+    entry = content.rindex(name) - 46
+    (tmp_path / "tiny-imagenet-200.zip").write_bytes(
+        content[: entry + 28] + b"\0\0" + content[entry + 30 : entry + 46] + content[entry + 46 + len(name) :]
+    )
+    with pytest.raises(InputError, match="tiny-imagenet-200.zip"):
+        load("tiny-imagenet", tmp_path, verify=False)
+
+
 def test_a_member_with_far_more_behind_a_small_size(tmp_path):
     held = files.tiny_imagenet() | {"wnids.txt": b"n01\nn02\nn03\n" + bytes(2**27)}
     content = zipped(tmp_path, held)
