@@ -265,6 +265,16 @@ def test_members_that_are_not_what_they_should_be(tmp_path, name):
         load("tiny-imagenet", tmp_path, verify=False)
 
 
+def test_a_member_without_a_name_is_none_of_ours(tmp_path):
+    content = bytearray(zipped(tmp_path, files.tiny_imagenet()))
+    name = f"tiny-imagenet-200/{ANNOTATIONS}".encode()
+    lengths = content.rindex(name) - 46 + 28  # of the name, of something else, and of a comment, which the name becomes
+    content[lengths : lengths + 6] = struct.pack("<3H", 0, 0, len(name))
+    (tmp_path / "tiny-imagenet-200.zip").write_bytes(bytes(content))
+    with pytest.raises(InputError, match="val_annotations.txt must be there"):
+        load("tiny-imagenet", tmp_path, verify=False)
+
+
 def test_a_member_with_far_more_behind_a_small_size(tmp_path):
     held = files.tiny_imagenet() | {"wnids.txt": b"n01\nn02\nn03\n" + bytes(2**27)}
     content = zipped(tmp_path, held)

@@ -112,7 +112,7 @@ def _members(place: Place, archive: Path, file: zipfile.ZipFile, inside: str) ->
     """By their names below `inside`. Nothing is ever written from them, yet an archive that tries to climb out is not to be trusted."""
     members = {}
     for member in file.infolist():
-        if member.is_dir():
+        if member.filename.endswith("/"):  # a folder; its own is_dir fails for a name that is empty
             continue
         if climbs(member.filename) or member.file_size > LARGEST or _is_link(member):
             rule = f"must hold files of at most {LARGEST} bytes that lie inside it, and no links"
