@@ -11,7 +11,7 @@ from expunge.experiments.cells import Cell, digest_of
 from expunge.experiments.paper import ORIGINAL
 from expunge.experiments.plans import REFERENCE, Entry, Experiment, entries
 from expunge.experiments.profiles import Profile
-from expunge.experiments.results import Result, load
+from expunge.experiments.results import Result, load, path_of
 from expunge.methods.lookup import canonical, is_path, method_class
 
 
@@ -26,19 +26,32 @@ def planned_or_stored(
     """As `entries`; what is `listed` and cannot be imported has the cells of its results in the folder, where there are some."""
     stored: list[Result] = []
     importable: list[str] = []
-    for name in listed:
+    for name in dict.fromkeys(map(canonical, listed)):
         try:
             if is_path(name):
-                method_class(canonical(name))
+                method_class(name)
             importable.append(name)
         except InputError as error:
-            results = [result for result in load(folder) if result.cell.method["name"] == canonical(name)]
+            results = [result for result in load(folder) if result.cell.method["name"] == name]
             if not results:
                 raise
             say(f"{error}; shown is what has been run before")
-            stored += results
+            stored += _latest(results, folder)
     names = importable if importable or not stored else [REFERENCE]
     return {each: _with_stored(entries(each, profile, only, names), each, profile, only, stored) for each in experiments}
+
+
+def _latest(results: Iterable[Result], folder: str | os.PathLike[str]) -> list[Result]:
+    """One result a place and reading: where the class was changed between runs, that of the last revision, and of these the last run."""
+
+    def age(result: Result) -> tuple[int, int, str, float]:
+        revision = result.cell.method.get("revision")
+        written = path_of(folder, result.digest).stat().st_mtime
+        if isinstance(revision, int):
+            return (1, revision, "", written)
+        return (0, 0, "", written) if revision is None else (2, 0, str(revision), written)
+
+    return list({(_place(each.cell), each.cell.method["reading"]): each for each in sorted(results, key=age)}.values())
 
 
 def _with_stored(
