@@ -198,7 +198,7 @@ def test_a_process_that_is_killed_is_told(tmp_path, monkeypatch):
     start = subprocess.Popen
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     monkeypatch.setattr(
-        "expunge.experiments.runner.subprocess", SimpleNamespace(Popen=lambda command: start([sys.executable, "-c", program]))
+        "expunge.experiments.runner.subprocess", SimpleNamespace(Popen=lambda command, env: start([sys.executable, "-c", program]))
     )
     lines = []
     assert run(tasks("table1", ("finetune",)), place(tmp_path), jobs=2, say=lines.append) == 2

@@ -171,7 +171,7 @@ def test_jobs_are_processes_that_end_with_their_parent(done, tmp_path):
 def test_how_networks_are_trained_is_told_to_the_processes(tmp_path, monkeypatch):
     asked = []
 
-    def start(command):
+    def start(command, env):
         asked.append(command)
         return subprocess.Popen([sys.executable, "-c", ""])
 

@@ -69,7 +69,7 @@ def bench_command(
         profile: smoke: handwritten digits, minutes on a CPU; paper: CIFAR-10 and CIFAR-100, for a GPU.
         seeds: In place of the profile's.
         models: In place of the profile's, such as cifar10/vgg16; all but tables 1 and 2 take the first.
-        methods: all, paper (those of the paper alone), or names such as fisher-mask.
+        methods: all, paper (those of the paper alone), names such as fisher-mask; of your own: package.module:Class, path/file.py:Class.
         only: Words that a cell's line must hold, such as seed=666, poisoned or fisher-mask-released.
         out: Folder; results are in its PROFILE/cells, networks in its models.
         data: Folder of the datasets; without it EXPUNGE_DATA, else ./data.
@@ -88,12 +88,17 @@ def run_bench(options: Bench) -> int:
     with uninterrupted():
         from expunge.experiments.plans import chosen, entries
         from expunge.experiments.profiles import profile_of
+        from expunge.experiments.recalled import planned_or_stored
         from expunge.runtime.modes import check_seeds
 
     check_seeds("seeds", *options.seeds)
     profile = profile_of(options.profile, options.seeds, options.models)
     experiments = chosen(("all",) if options.do == "adopt" else options.names)
-    asked = {experiment: entries(experiment, profile, options.only, options.methods) for experiment in experiments}
+    if options.do in ("list", "table"):
+        folder = Path(options.out) / options.profile
+        asked = planned_or_stored(experiments, profile, options.only, options.methods, folder, _warn)
+    else:
+        asked = {experiment: entries(experiment, profile, options.only, options.methods) for experiment in experiments}
     if options.only and not any(asked.values()):
         raise InputError("only", "must be words of the line of a cell that is asked for", " ".join(options.only))
     if options.jobs is not None and options.jobs < 1:
@@ -105,6 +110,10 @@ def run_bench(options: Bench) -> int:
         "adopt": _adopt,
     }
     return does[options.do](options, profile, asked)
+
+
+def _warn(line: str) -> None:
+    print(f"expunge: {line}", file=sys.stderr, flush=True)
 
 
 def _place(options: Bench) -> Place:

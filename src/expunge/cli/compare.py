@@ -31,7 +31,8 @@ class Compare:
     remain: bool = True
     """Whether there are remain data at hand at all."""
     methods: tuple[str, ...] = ("all",)
-    """Names such as fisher-mask or ssd-released; all: every method; released: every reading of a released program."""
+    """Names such as fisher-mask or ssd-released; all: every method; released: every reading of a released program; of your own:
+    package.module:Class or path/to/file.py:Class."""
     seed: int = 0
     """Decides the split, the weights, the order of the images and what is drawn."""
     epochs: int = 40

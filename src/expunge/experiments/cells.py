@@ -19,12 +19,12 @@ class Cell:
     """dataset × network × scenario × method × seed × settings, all of it plain JSON.
 
     `scenario` is {"kind": "category", "label": 0}, with "remain_fraction" or "remain_count" where not all remain data are at hand;
-    `method` {"name": a key of METHODS, "reading": "text", "released" or another of `readings`, and settings}, with "revision" where the
-    method's rule was corrected, so that a result of the rule before is none of this cell; `tuning` the fine-tuning: {"schedule":
-    "replayed", "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5}, {"schedule": "own"} for the method's own, or None.
-    `recipe` is how the networks are trained. `validation` is the share of the training data kept apart to choose the epoch on; 0: it is
-    chosen on the test set. `precision` is that of all training, fine-tuning too. `relearn`, {"rate": 0.1, "limit": 100} and perhaps
-    "margin", asks for the re-learn time too.
+    `method` {"name": a key of METHODS or the import path of a class, "reading": "text", "released" or another of `readings`, and
+    settings}, with "revision" where the method's rule was corrected, so that a result of the rule before is none of this cell; `tuning`
+    the fine-tuning: {"schedule": "replayed", "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5}, {"schedule": "own"} for
+    the method's own, or None. `recipe` is how the networks are trained. `validation` is the share of the training data kept apart to
+    choose the epoch on; 0: it is chosen on the test set. `precision` is that of all training, fine-tuning too. `relearn`, {"rate": 0.1,
+    "limit": 100} and perhaps "margin", asks for the re-learn time too.
     """
 
     dataset: str

@@ -16,8 +16,10 @@ from expunge import metrics
 from expunge.data.batches import Data
 from expunge.editing.patches import Patch
 from expunge.errors import ExpungeError, InputError
+from expunge.experiments import own_methods as own
 from expunge.experiments.demo import Accuracies, chosen, network, recipe
 from expunge.methods import METHODS, Method, Retrain, Run
+from expunge.methods.lookup import FORMS, is_path, told_apart
 from expunge.methods.readings import readings
 from expunge.metrics import Predictions, Relearned, Relearning, Stability
 from expunge.training.schedules import Constant
@@ -70,17 +72,23 @@ class Refused:
 
 
 def names(asked: Sequence[str]) -> tuple[str, ...]:
-    """Methods by name; "all" is every one of METHODS and the chosen FisherMask, "released" every reading of the released programs."""
+    """Methods by name or path; "all" is every one of METHODS and the chosen FisherMask, "released" every reading of released programs.
+
+    A path is followed by -released or another for a reading, as a name is: `package.module:Class-released`.
+    """
     every = {name: None for key in METHODS for name in ((key, CHOSEN) if key == "fisher-mask" else (key,))}
     released = {name: None for name in _builders() if name not in METHODS}
     groups = {"all": every, "released": released}
+    rule = f"must be all, released, or some of {', '.join([*every, *released])}; of your own {FORMS}"
     if not asked:
-        raise InputError("methods", f"must be all, released, or some of {', '.join([*every, *released])}", "none")
+        raise InputError("methods", rule, "none")
     found: dict[str, None] = {}
     for name in asked:
-        if name not in groups and name not in every and name not in released:
-            raise InputError("methods", f"must be all, released, or some of {', '.join([*every, *released])}", name)
-        found |= groups.get(name, {name: None})
+        if is_path(name):
+            own.builder(name)  # refused before the work
+        elif name not in groups and name not in every and name not in released:
+            raise InputError("methods", rule, name)
+        found |= groups.get(name, {own.canonical(name): None})
     return tuple(found)
 
 
@@ -181,6 +189,8 @@ def method(name: str, model: nn.Module, scenario: Scenario, epochs: int, tuning_
         if scenario.remain is None:
             raise InputError("remain", "the choice of λ needs the data to keep", "None")
         return chosen(model, scenario, recipe(tuning_epochs, seed))
+    if is_path(name):
+        return own.method(name, scenario, recipe(tuning_epochs, seed))
     key, build = _builders()[name]
     given = settings(key, scenario, tuning_epochs, seed)
     return build(**{field: value for field, value in given.items() if field in signature(build).parameters})
@@ -197,6 +207,7 @@ def rows(
     yield Row("before", "", None, 0, 0, measures(model, model, scenario, reference), None, 0.0, model)
     found = measures(retrained.model, model, scenario, reference)
     yield _row(REFERENCE, retrained, len(retrained.history) - 1, found)
+    labels = told_apart(["before", REFERENCE, *methods], own.short)
     for name in methods:
         if name == REFERENCE:
             continue
@@ -208,9 +219,9 @@ def rows(
             epoch = metrics.best_epoch(outcome.history).epoch
             outcome.model.load_state_dict(kept.weights[epoch])
             found = measures(outcome.model, model, scenario, reference)
-            yield _row(name, replace(outcome, method=kept.method), epoch, found, preparing)
+            yield _row(labels[name], replace(outcome, method=kept.method), epoch, found, preparing)
         except ExpungeError as error:
-            yield Refused(name, str(error))
+            yield Refused(labels[name], str(error))
 
 
 def measures(model: nn.Module, original: nn.Module, scenario: Scenario, reference: Mapping[str, Predictions]) -> Measures:

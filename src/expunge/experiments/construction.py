@@ -13,6 +13,7 @@ import torch
 from expunge.errors import InputError
 from expunge.experiments.cells import LIMITS, Cell
 from expunge.methods import METHODS, Method
+from expunge.methods.lookup import default_tuning, method_class
 from expunge.methods.readings import readings
 from expunge.metrics import Relearning
 from expunge.training.schedules import Constant
@@ -79,21 +80,19 @@ def method_of(cell: Cell) -> Method:
     settings = dict(cell.method)
     name, reading = settings.pop("name"), settings.pop("reading")
     settings.pop("revision", None)
-    if name not in METHODS:
-        raise InputError("method", f"must be one of {', '.join(METHODS)}", name)
-    build = readings(METHODS[name]).get(reading)
+    build = readings(method_class(name)).get(reading)
     if build is None:
         raise InputError("method", f"{name} has no reading", reading)
     known = inspect.signature(build).parameters
     if unknown := sorted(settings.keys() - known.keys()):
         raise InputError("method", f"{name} has the settings {', '.join(known)}", ", ".join(unknown))
-    if "rounding" in known:
+    if "rounding" in known and name in METHODS:
         # A cell that does not say is one of those in results/paper, whose masks hold at most one unit more than the programs'.
         settings.setdefault("rounding", "nearest")
     if "seed" in known:
         settings.setdefault("seed", cell.seed)
     if "tuning" in known:
-        settings["tuning"] = tuning_of(cell, known["tuning"].default)
+        settings["tuning"] = tuning_of(cell, default_tuning(build))
     return build(**settings)
 
 

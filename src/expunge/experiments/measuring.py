@@ -22,6 +22,7 @@ from expunge.experiments.construction import Parts, method_of, parts, relearning
 from expunge.experiments.networks import Store, original, retrained
 from expunge.experiments.results import DIVERGED, NO_DATA
 from expunge.methods import METHODS, Method, Run
+from expunge.methods.lookup import is_path
 from expunge.metrics import Predictions
 from expunge.storage.tensors import weights_digest
 from expunge.unlearning import Record, unlearn
@@ -62,9 +63,9 @@ def perform(cell: Cell, store: Store) -> dict[str, Any]:
 def _known(cell: Cell) -> Method:
     """The cell's method; one that another process put into METHODS is not known here."""
     name = cell.method["name"]
-    if name not in METHODS:
+    if name not in METHODS and not is_path(name):
         rule = "must be in METHODS of the process that runs the cell; with several jobs those are new processes, which know expunge's own"
-        raise InputError("method", f"{rule} alone: run it with one job", name)
+        raise InputError("method", f"{rule} alone: name it by its import path, package.module:Class, or run it with one job", name)
     return method_of(cell)
 
 

@@ -12,6 +12,7 @@ from expunge.experiments.cells import Cell
 from expunge.experiments.paper import ORIGINAL
 from expunge.experiments.profiles import Profile, Settings
 from expunge.methods import METHODS
+from expunge.methods.lookup import FORMS, canonical, default_tuning, is_path, method_class
 from expunge.methods.readings import readings
 from expunge.training.tuning import Tuning
 from expunge.vision.recipes import recipe_for
@@ -77,16 +78,16 @@ class Experiment:
 
 def _accepts(name: str, reading: str, setting: str) -> Any:
     """The parameter of that setting, or None."""
-    return inspect.signature(readings(METHODS[name])[reading]).parameters.get(setting)
+    return inspect.signature(readings(method_class(name))[reading]).parameters.get(setting)
 
 
 def _readings(name: str) -> tuple[str, ...]:
-    return tuple(readings(METHODS[name]))
+    return tuple(readings(method_class(name)))
 
 
-def methods(without: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """(name, reading), the paper's first, then every other of METHODS."""
-    names = [*PAPER_METHODS, *(name for name in METHODS if name not in PAPER_METHODS)]
+def methods(own: Sequence[str] = (), without: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """(name, reading), the paper's first, then every other of METHODS, then those of one's own."""
+    names = [*PAPER_METHODS, *(name for name in METHODS if name not in PAPER_METHODS), *own]
     return [(name, reading) for name in names if name not in without for reading in _readings(name)]
 
 
@@ -99,9 +100,15 @@ def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
     parameter = _accepts(name, reading, "tuning")
     if parameter is None or (name not in PAPER_METHODS and parameter.default is None):
         return None
-    if name in PAPER_METHODS or parameter.default == Tuning():
+    own = default_tuning(readings(method_class(name))[reading])
+    if name in PAPER_METHODS or own == Tuning():
         return {"schedule": "replayed", "epochs": profile.tuning_epochs}
-    return {"schedule": "own", "epochs": parameter.default.schedule.epochs}
+    return None if own is None else {"schedule": "own", "epochs": own.schedule.epochs}
+
+
+def _revision(name: str, reading: str) -> int | str | None:
+    """Of the rule, where it was corrected; a class of one's own says it by an attribute `revision`."""
+    return getattr(method_class(name), "revision", None) if is_path(name) else REVISIONS.get((name, reading))
 
 
 def _ssd_threshold(dataset: str, scenario: Settings) -> float:
@@ -121,8 +128,8 @@ def _cells(
     dataset, _, network = model.partition("/")
     recipe = replace(recipe_for(dataset), **{**profile.training, **changes})
     method: dict[str, Any] = {"name": name, "reading": reading}
-    if (name, reading) in REVISIONS:
-        method["revision"] = REVISIONS[name, reading]
+    if (revision := _revision(name, reading)) is not None:
+        method["revision"] = revision
     if _accepts(name, reading, "ratio") is not None:
         method["ratio"] = recipe.mask_ratio if ratio is None else ratio
     if reading == "text":
@@ -145,7 +152,7 @@ def _original(profile: Profile, scenario: Settings, section: str) -> Iterator[En
 
 def _table1(profile: Profile) -> Iterator[Entry]:
     for model in profile.models:
-        for name, reading in methods():
+        for name, reading in methods(profile.own):
             for cell in _cells(profile, model, CATEGORY, name, reading):
                 yield Entry(cell, model, "", name)
 
@@ -157,7 +164,7 @@ def _table2(profile: Profile) -> Iterator[Entry]:
 def _table3(profile: Profile) -> Iterator[Entry]:
     """What has a mask ratio in a section for each, the rest above; TF-IDF and FisherNoise remove categories, says the paper."""
     model, scenario = profile.models[0], {"kind": "poisoned", **profile.poison}
-    listed = methods(without=("tf-idf-mask", "fisher-noise", "newton-noise", "influence", CONTROL))
+    listed = methods(profile.own, without=("tf-idf-mask", "fisher-noise", "newton-noise", "influence", CONTROL))
     yield from _original(profile, scenario, "")
     for name, reading in listed:
         if _accepts(name, reading, "ratio") is None:
@@ -175,7 +182,7 @@ def _table4(profile: Profile) -> Iterator[Entry]:
     for share in SHARES:
         scenario, section = {"kind": "mislabelled", "fraction": share}, f"{100 * share:.0f} %"
         yield from _original(profile, scenario, section)
-        for name, reading in methods(without=("tf-idf-mask", "fisher-noise", "newton-noise", "influence", CONTROL)):
+        for name, reading in methods(profile.own, without=("tf-idf-mask", "fisher-noise", "newton-noise", "influence", CONTROL)):
             for cell in _cells(profile, model, scenario, name, reading):
                 yield Entry(cell, model, section, name)
 
@@ -183,11 +190,11 @@ def _table4(profile: Profile) -> Iterator[Entry]:
 def _table5(profile: Profile) -> Iterator[Entry]:
     model, needing = profile.models[0], {*OTHERS, REFERENCE, "finetune", "fisher-noise"} - {CONTROL, "gradient-ascent"}
     yield from _original(profile, CATEGORY, "")
-    for name, reading in methods(without=tuple(needing)):
+    for name, reading in methods(profile.own, without=tuple(needing)):
         for cell in _cells(profile, model, {**CATEGORY, "remain_count": 0}, name, reading):
             yield Entry(cell, model, "no remain data", name)
     some = {**CATEGORY, "remain_fraction": profile.remain_fraction}
-    for name, reading in methods(without=(REFERENCE, CONTROL, "gradient-ascent")):
+    for name, reading in methods(profile.own, without=(REFERENCE, CONTROL, "gradient-ascent")):
         for cell in _cells(profile, model, some, name, reading):
             yield Entry(cell, model, f"{100 * profile.remain_fraction:g} % remain data", name)
 
@@ -203,7 +210,7 @@ def _influence(profile: Profile) -> Iterator[Entry]:
 
 def _relearn(profile: Profile) -> Iterator[Entry]:
     model = profile.models[0]
-    for name, reading in methods(without=tuple({*OTHERS} - {CONTROL})):
+    for name, reading in methods(profile.own, without=tuple({*OTHERS} - {CONTROL})):
         for cell in _cells(profile, model, CATEGORY, name, reading):
             yield Entry(replace(cell, relearn=dict(profile.relearn)), model, "", name)
 
@@ -271,11 +278,15 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
 
 
 def entries(experiment: Experiment, profile: Profile, only: Sequence[str] = (), listed: Sequence[str] = ("all",)) -> list[Entry]:
-    """The cells of an experiment whose label holds every word of `only`; `listed` are methods by name, "paper" or "all"."""
+    """The cells of an experiment whose label holds every word of `only`; `listed` are methods by name or path, "paper" or "all"."""
     for name in listed or ("none",):
-        if name not in ("all", "paper") and name not in METHODS:
-            raise InputError("methods", f"must be all, paper, or some of {', '.join(METHODS)}", name)
-    wanted = {*METHODS} if "all" in listed else {*listed} | ({*PAPER_METHODS, CONTROL} if "paper" in listed else set())
+        if name not in ("all", "paper") and name not in METHODS and not is_path(name):
+            raise InputError("methods", f"must be all, paper, or some of {', '.join(METHODS)}; of your own {FORMS}", name)
+    listed = [canonical(name) for name in listed]
+    profile = replace(profile, own=tuple(dict.fromkeys(name for name in listed if is_path(name))))
+    for name in profile.own:
+        method_class(name)  # refused here, also where the experiment has no row for it
+    wanted = {*listed} | ({*METHODS} if "all" in listed else set()) | ({*PAPER_METHODS, CONTROL} if "paper" in listed else set())
     keep = {REFERENCE, *wanted} | ({"influence"} if experiment.name == "fig-influence" and "paper" in listed else set())
     found = [entry for entry in experiment.entries(profile) if entry.cell.method["name"] in keep]
     return [entry for entry in found if all(word in entry.cell.label.split() for word in only)]

@@ -21,6 +21,7 @@ class Profile:
     """A size of the experiments. `models` are DATASET/NETWORK: tables 1 and 2 take all of them, everything else the first.
 
     `settings` are those of single methods, as written, where their defaults do not suit the data, with "tuning" for their training.
+    `own` are methods beside METHODS, by import path: `package.module:Class`.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Profile:
     relearn: Settings = field(default_factory=lambda: {"rate": 0.01, "limit": 20, "margin": 0.05})
     influence_models: tuple[str, ...] = ()  # beside the first model
     settings: Mapping[str, Settings] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
 
 
 def _steady(rate: float, **other: Any) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int, say: Callable[
     try:
         with _deaf_to_ctrl_c():
             for _ in range(jobs):
-                runners.append(subprocess.Popen(command))
+                runners.append(subprocess.Popen(command, env=_same_imports()))
         codes = [runner.wait() for runner in runners]
     except BaseException:
         with uninterrupted():  # a second Ctrl-C must not leave some of them running
@@ -210,6 +210,12 @@ def _in_processes(tasks: Sequence[Task], place: Place, jobs: int, say: Callable[
         if code < 0:  # each tells the rest itself
             say(f"a process was ended by {signal.Signals(-code).name}; the same command does what is left")
     return sum(code != 0 for code in codes)
+
+
+def _same_imports() -> dict[str, str]:
+    """The environment of a process that finds modules where this one does, such as those of methods of one's own."""
+    folders = [os.path.abspath(folder) for folder in sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -105,7 +106,7 @@ def save(
 ) -> Path:
     """tradeoff.png, with `models` one safetensors file per network, and last result.json, in a new folder; the folder."""
     rows = in_order(found)
-    networks = {f"{row.name}.safetensors": row.model for row in rows} if models else {}
+    networks = {re.sub(r"[^\w.-]+", "-", f"{row.name}.safetensors"): row.model for row in rows} if models else {}  # a path has slashes
     for name, model in networks.items():
         save_network(folder / name, model, "resnet8", CLASSES, channels=1)
     result = {

@@ -145,17 +145,17 @@ def curves(setting: Setting, name: str) -> Figure | None:
 
 def ratios(setting: Setting, name: str) -> Figure | None:
     """Accuracies by the share of weights that is masked, one picture a method."""
-    families: dict[str, dict[float, list[Row]]] = {}
+    families: dict[tuple[str, str], dict[float, list[Row]]] = {}  # by name too: two of one's own may be called alike
     for row in setting.rows:
         ratio = row.cell["method"].get("ratio")
         if isinstance(ratio, int | float):
-            families.setdefault(family(flat(row.cell)), {}).setdefault(float(ratio), []).append(row)
-    families = {label: found for label, found in families.items() if len(found) > 1}
+            families.setdefault((family(flat(row.cell)), row.cell["method"]["name"]), {}).setdefault(float(ratio), []).append(row)
+    families = {key: found for key, found in families.items() if len(found) > 1}
     if not families:
         return None
     stages = {"masked": "masked alone", "best": "chosen epoch"}
     pictures, lines = [], []
-    for index, (label, found) in enumerate(families.items()):
+    for index, ((label, _), found) in enumerate(families.items()):
         order = sorted(found)
         plane = svg.Plane((0.0, 1.04 * order[-1]), (-3.0, 103.0), ("share of weights masked", "accuracy, %"), (460, 280))
         for stage in stages:

@@ -10,7 +10,7 @@ from math import inf
 from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
 from expunge.experiments.plans import CONTROL, REFERENCE, Entry, Experiment
 from expunge.experiments.results import DIVERGED, NO_DATA, Result
-from expunge.methods import METHODS
+from expunge.methods.lookup import told_apart
 from expunge.report.views import FINETUNE, VIEWS, Column
 
 NOT_RUN = "not run"
@@ -98,6 +98,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in kept:
         groups.setdefault((entry.section, entry.row, str(entry.cell.method["reading"])), []).append(entry)
+    kinds = told_apart(dict.fromkeys(entry.row for entry in kept))
     notes: dict[str, None] = {}
     rows = []
     for (section, name, reading), members in groups.items():
@@ -109,7 +110,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
                 section,
                 name,
                 reading,
-                _label(name, reading, view),
+                _label(name, kinds[name], reading, view),
                 tuple(replace(_value(column, held, name), paper=theirs.get(column.key)) for column in columns),
             )
         )
@@ -123,11 +124,10 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     return Table(experiment.name, view, block, heading, tuple(columns), tuple(_with_best(rows, columns, view)), tuple(notes))
 
 
-def _label(name: str, reading: str, view: str) -> str:
+def _label(name: str, kind: str, reading: str, view: str) -> str:
     """Before any fine-tuning Finetune is w* itself, as in the paper's table."""
     if name == ORIGINAL or (name == FINETUNE and view == "masked"):
         return "w*"
-    kind = METHODS[name].__name__ if name in METHODS else name
     return kind if reading == "text" else f"{kind}, {reading}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from expunge.methods.lookup import is_path
 from expunge.report.measured import chosen_on
 from expunge.report.page_tables import Cell, Column, Table, number
 from expunge.report.rows import Told, at, family, flat, place, shown
@@ -43,7 +44,9 @@ def runs(results: Sequence[Told]) -> list[Table]:
     methods: dict[tuple[str, str], list[Told]] = {}
     for result in results:
         told = flat(result["cell"])
-        details = ", ".join(f"{key.removeprefix('method.').replace('_', ' ')} {value}" for key, value in told.items() if not _named(key))
+        details = ", ".join(
+            f"{key.removeprefix('method.').replace('_', ' ')} {value}" for key, value in told.items() if not _named(key, value)
+        )
         methods.setdefault((family(told), details), []).append(result)
     machines: dict[tuple[str, str], int] = {}
     for result in results:
@@ -91,8 +94,9 @@ def runs(results: Sequence[Told]) -> list[Table]:
     ]
 
 
-def _named(key: str) -> bool:
-    return key in ("method.name", "method.reading")
+def _named(key: str, value: str) -> bool:
+    """Whether the method's label says it; of a class of one's own it does not say where it is from."""
+    return key == "method.reading" or (key == "method.name" and not is_path(value))
 
 
 def _pairs(told: Told) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from expunge.experiments.plans import PAPER_METHODS
 from expunge.methods import METHODS
+from expunge.methods.lookup import class_name
 
 Told = Mapping[str, Any]
 
@@ -128,7 +129,7 @@ def rows(results: Sequence[Told]) -> list[Row]:
 def family(told: Mapping[str, str]) -> str:
     """A method's name, and the reading where it is not the text's."""
     name, reading = told.get("method.name", "unnamed"), told.get("method.reading", "text")
-    kind = METHODS[name].__name__ if name in METHODS else name
+    kind = class_name(name)
     return kind if reading == "text" else f"{kind} ({reading})"
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from expunge.errors import InputError
-from expunge.storage.locks import is_at, lock
+from expunge.storage import locks
+from expunge.storage.locks import is_at, lock, remove_open
 
 UNFINISHED = ".expunge-unfinished-"  # begins the name of a file that is being written
+MOMENT = 60.0  # seconds between a file's last byte and its renaming that no writer that lives takes
 
 
 def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
@@ -56,6 +59,8 @@ def write_pieces(path: str | os.PathLike[str], pieces: Iterable[bytes | memoryvi
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
+            if locks.OPEN_FILES_STAY:
+                file.close()
             os.replace(file.name, target)
     except OSError as error:
         if error.errno is None:
@@ -76,17 +81,21 @@ def _unfinished(folder: Path) -> Iterator[IO[bytes]]:
             try:
                 yield file
             finally:
-                name.unlink(missing_ok=True)
+                remove_open(file, name)
             return
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what writers that were killed left in a folder; those that live hold a lock."""
+    """Remove what writers that were killed left in a folder; those that live hold a lock.
+
+    Where `OPEN_FILES_STAY` a writer gives its lock up a moment before it renames the file, so a file must be older than that.
+    """
     for entry in os.scandir(folder):
         if entry.name.startswith(UNFINISHED) and entry.is_file(follow_symlinks=False):
             with suppress(OSError), open(entry.path, "r+b") as file:
-                if lock(file):
-                    os.unlink(entry.path)
+                settled = not locks.OPEN_FILES_STAY or time.time() - os.fstat(file.fileno()).st_mtime > MOMENT
+                if settled and lock(file):
+                    remove_open(file, Path(entry.path))
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> Path:

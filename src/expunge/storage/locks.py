@@ -1,4 +1,8 @@
-"""Locks on files that the kernel gives back when their holder ends, however it ends. Needs no torch."""
+"""Lock open files by `filelock`, on every system; the kernel gives a lock back when its holder ends, however it ends. Needs no torch.
+
+Locks are on open files (flock, on Windows LockFileEx), not on paths: what is locked may be renamed, and whether it still is what its path
+names is asked afterwards, by `is_at`. filelock's soft locks, which a killed process leaves behind, are never used.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,14 @@ from typing import IO
 
 from expunge.errors import InputError
 
-try:
-    import fcntl
-except ImportError:  # Windows, where a file that is open cannot be removed by another process
-    fcntl = None  # type: ignore[assignment]
+OPEN_FILES_STAY = os.name == "nt"  # Windows neither removes nor renames a file that is open, by whomever
 
 
 def lock(file: IO[bytes]) -> bool:
     """Take the lock of an open file, until it is closed; False where another process holds it."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    from filelock import lock_descriptor  # not above: it hooks into every fork, which is no business of who only imports us
+
+    return lock_descriptor(file.fileno(), blocking=False)
 
 
 @contextmanager
@@ -50,8 +47,22 @@ def held_and_removed(path: Path) -> Iterator[bool]:
                 try:
                     yield True
                 finally:
-                    path.unlink(missing_ok=True)
+                    remove_open(file, path)
                 return
+
+
+def remove_open(file: IO[bytes], path: Path) -> None:
+    """Remove a file that we have open and locked.
+
+    It is removed while we hold the lock, so whoever locks it next sees by `is_at` that it is gone. Where `OPEN_FILES_STAY` it is closed
+    before; if another process has opened it since, it stays, and is that one's to remove.
+    """
+    if not OPEN_FILES_STAY:
+        path.unlink(missing_ok=True)
+        return
+    file.close()
+    with suppress(PermissionError):
+        path.unlink(missing_ok=True)
 
 
 def is_at(file: IO[bytes], path: str | os.PathLike[str]) -> bool:
