@@ -17,7 +17,7 @@ from expunge.data.columns import as_dataset
 from expunge.data.labels import as_labels
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.data.overlap import check_disjoint
-from expunge.editing.patches import Patch
+from expunge.editing.patches import Patch, own_tensors
 from expunge.errors import InputError, ModelError, naming
 from expunge.methods import FisherMask, Method, Run
 from expunge.metrics import accuracy, unlearn_score
@@ -41,9 +41,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The new model, what was masked in it (None where nothing was), and how it went.
+    """The new model, all that was changed in it, and how it went.
 
-    `patch` undoes the masking; what fine-tuning changed afterwards it does not.
+    `patch.revert(outcome.model)` gives the original's weights and buffers back, bit for bit, after every method. `patch` is None only where
+    a method gave the model other parameters than it had. `edit` is what the method itself set before any training (masked weights, noise,
+    a Newton step), None where it only trains.
     """
 
     model: nn.Module
@@ -51,6 +53,7 @@ class Outcome:
     history: list[Record]
     seconds: float
     method: Method
+    edit: Patch | None = None
 
 
 def unlearn(
@@ -119,10 +122,26 @@ def unlearn(
             still_finite()  # before accuracies are measured, which would only tell that something is wrong
             history.record(epoch)
 
-        patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, record, logits))
+        edit = method(changed, forget, remain, Run(objective, head, batch_size, progress, record, logits))
         changed.zero_grad(set_to_none=True)
         still_finite()
-    return Outcome(changed, patch, history.records, history.worked(), method)
+        seconds = history.worked()
+        patch = _difference(model, changed)
+    return Outcome(changed, patch, history.records, seconds, method, edit)
+
+
+def _difference(model: nn.Module, changed: nn.Module) -> Patch | None:
+    """All that was changed. Buffers that a forward pass makes or reshapes (caches) are left out: a patch cannot hold them."""
+    tensors, results = own_tensors(model), own_tensors(changed)
+    parameters = dict(model.named_parameters())
+    same = [name for name, tensor in tensors.items() if name in results and _form(tensor) == _form(results[name])]
+    if parameters.keys() ^ dict(changed.named_parameters()).keys() or not parameters.keys() <= {*same}:
+        return None
+    return Patch.between(model, changed, same)
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 class _History:

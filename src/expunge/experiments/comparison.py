@@ -250,7 +250,7 @@ def _row(name: str, outcome: Outcome, epoch: int, found: Measures, preparing: fl
     return Row(
         name,
         re.sub(r" at 0x\w+", "", repr(outcome.method)),  # where a function was, which differs from run to run
-        None if outcome.patch is None else Accuracies(first["remain"], first["forget"]),
+        None if outcome.edit is None else Accuracies(first["remain"], first["forget"]),
         epoch,
         len(history) - 1,
         found,

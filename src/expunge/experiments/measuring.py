@@ -105,11 +105,11 @@ def _measured(
     said = {"before": _said(before, scenario), "retrained": _said(reference, scenario)}
     found: dict[str, Any] = {name: _accuracies(each) for name, each in said.items()}
     if method is None:
-        after, history, patch, seconds = reference, _only_record(cell, reference, scenario), None, None
+        after, history, edit, seconds = reference, _only_record(cell, reference, scenario), None, None
     else:
         kept = Kept(method)
         outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128)
-        after, history, patch, seconds = outcome.model, outcome.history, outcome.patch, outcome.seconds
+        after, history, edit, seconds = outcome.model, outcome.history, outcome.edit, outcome.seconds
     on = metrics.best_epoch(history, "validation" if cell.validation else "test")
     if method is not None:
         after.load_state_dict(kept.weights[on.epoch])
@@ -120,7 +120,7 @@ def _measured(
     return found | {
         "work_seconds": seconds,
         "weights": {"before": weights_digest(before), "after": weights_digest(after), "retrained": weights_digest(reference)},
-        "masked": None if patch is None else _masked(epochs[0]),
+        "masked": None if edit is None else _masked(epochs[0]),
         "history": epochs,
         "best": {"on": on.chosen_on, **{name: best[name] for name in ("epoch", "remain", "forget", "unlearn_score")}},
         "last": epochs[-1],
@@ -133,7 +133,7 @@ def _measured(
         "attack": metrics.attack_success(said["after"]["attack"]) if "attack" in said["after"] else None,
         "class_accuracies": {name: _by_class(each, cell, images.classes) for name, each in said.items()},
         "predicted": {name: list(metrics.predicted_shares(each["forget"]).values()) for name, each in said.items()},
-        "masked_share": None if patch is None else _shares(patch, before),
+        "masked_share": None if edit is None else _shares(edit, before),
     }
 
 

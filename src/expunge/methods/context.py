@@ -50,7 +50,7 @@ class Run:
 
 
 class Method(Protocol):
-    """Settings that can be called: changes the given model, and returns what was masked, if anything was."""
+    """Settings that can be called: changes the given model, and returns what it set before any training (a mask, noise), if anything."""
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None: ...
 
