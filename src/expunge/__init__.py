@@ -36,8 +36,9 @@ if TYPE_CHECKING:
         TfIdfMask,
     )
     from expunge.model import activations, channels, heads
+    from expunge.outcome import Outcome, Record
     from expunge.training import Constant, Steps, Tuning, replay, train
-    from expunge.unlearning import Outcome, Record, unlearn
+    from expunge.unlearning import unlearn
 
 __version__ = "0.1.0"
 
@@ -81,7 +82,8 @@ _NAMES = {
     "data.objective": ("Objective",),
     "editing.patches": ("Patch",),
     "training": ("Constant", "Steps", "Tuning", "replay", "train"),
-    "unlearning": ("Outcome", "Record", "unlearn"),
+    "outcome": ("Outcome", "Record"),
+    "unlearning": ("unlearn",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,35 +24,9 @@ from expunge.metrics.accuracy import check_targets
 from expunge.model import heads
 from expunge.model.checks import check_finite, check_model, finite_tensors, screened
 from expunge.model.copying import copied
+from expunge.outcome import Outcome, Record
 from expunge.runtime.modes import in_mode, seeded
 from expunge.validate import check_whole, shown
-
-
-@dataclass(frozen=True)
-class Record:
-    """The model after an epoch (0: after masking, before any training); accuracies are fractions."""
-
-    epoch: int
-    accuracies: Mapping[str, float]
-    unlearn_score: float | None
-    seconds: float  # of work so far; the time spent on measuring accuracies is left out
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The new model, all that was changed in it, and how it went.
-
-    `patch.revert(outcome.model)` gives the original's weights and buffers back, bit for bit, after every method. `patch` is None only where
-    a method gave the model other parameters than it had. `edit` is what the method itself set before any training (masked weights, noise,
-    a Newton step), None where it only trains.
-    """
-
-    model: nn.Module
-    patch: Patch | None
-    history: list[Record]
-    seconds: float
-    method: Method
-    edit: Patch | None = None
 
 
 def unlearn(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from expunge.editing.masks import Mask, masked_parameters
 from expunge.errors import InputError, MismatchError
+from expunge.runtime.display import counted, first_rows, html_table, text_table
 from expunge.storage.documents import excerpt, parse_json
 from expunge.storage.tensors import load_tensors, save_tensors, weights_digest
 
@@ -50,6 +51,19 @@ class Patch:
 
     def __len__(self) -> int:
         return sum(edit.indices.numel() for edit in self.edits.values())
+
+    def __repr__(self) -> str:
+        return f"Patch({counted(len(self), 'entry', 'entries')} of {counted(len(self.edits), 'tensor')}, made for {self.digest[:12]})"
+
+    def __str__(self) -> str:
+        return text_table(repr(self), self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), self._rows())
+
+    def _rows(self) -> list[Sequence[str]]:
+        rows = [(name, f"{len(edit.indices):,}", f"{math.prod(edit.shape):,}") for name, edit in self.edits.items()]
+        return first_rows([("tensor", "changed", "of"), *rows])
 
     @classmethod
     def zeroing(cls, model: nn.Module, mask: Mapping[str, Tensor]) -> Patch:
