@@ -1,13 +1,15 @@
-"""An outcome is shown in a few lines."""
+"""An outcome is shown in a few lines, saved whole, and loaded as it was."""
 
+import json
 import re
 
 import pytest
 import torch
 from torch import nn
 
-from expunge import Finetune, FisherMask, Outcome, Patch, Record, fisher, unlearn
-from tests.methods import cases
+from expunge import Finetune, FisherMask, InputError, MismatchError, Outcome, Patch, Record, fisher, load_outcome, unlearn
+from expunge.storage.tensors import weights_digest
+from tests.methods import cases, properties
 from tests.methods.cases import QUICK
 
 
@@ -69,3 +71,99 @@ def test_many_tensors_are_not_all_listed():
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(10)))
     lines = str(Patch.zeroing(model, {name: torch.ones_like(value, dtype=torch.bool) for name, value in model.named_parameters()}))
     assert len(lines.splitlines()) == 11 and lines.endswith("and 12 more")
+
+
+def assert_same_outcome(found: Outcome, expected: Outcome) -> None:
+    assert weights_digest(found.model) == weights_digest(expected.model)
+    assert (found.history, found.seconds, str(found)) == (expected.history, expected.seconds, str(expected))
+    for one, other in ((found.patch, expected.patch), (found.edit, expected.edit)):
+        assert (one is None) == (other is None) and repr(one) == repr(other)
+
+
+def test_an_outcome_is_saved_and_loaded(outcome, tmp_path):
+    folder, model = outcome.save(tmp_path / "outcome"), cases.model()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "edit.safetensors",
+        "patch.safetensors",
+        "result.json",
+        "weights.safetensors",
+    ]
+    with properties.assert_untouched(model):
+        loaded = load_outcome(folder, model)
+    assert_same_outcome(loaded, outcome)
+    assert loaded.method == repr(outcome.method)
+    assert_same_outcome(load_outcome(loaded.save(tmp_path / "again"), model), outcome)
+    loaded.patch.revert(loaded.model)
+    assert weights_digest(loaded.model) == weights_digest(model)
+
+
+def test_an_earlier_outcome_is_replaced_and_a_strangers_file_is_not(outcome, tmp_path):
+    outcome.save(tmp_path / "outcome")
+    trained = unlearn(cases.model(), cases.forget(), cases.remain(), Finetune(QUICK), watch={})
+    folder = trained.save(tmp_path / "outcome")
+    assert_same_outcome(load_outcome(folder, cases.model()), trained)
+    assert not (folder / "edit.safetensors").exists()
+    (folder / "mine.txt").write_text("mine")
+    with pytest.raises(InputError, match="^folder: must be a folder that is new, empty, or holds an earlier result of `expunge unlearn`"):
+        trained.save(folder)
+
+
+def test_shared_weights_and_caches_are_saved(tmp_path):
+    def network(cache: int) -> nn.Module:
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+        model[1].weight = model[0].weight
+        model.register_buffer("cache", torch.ones(cache), persistent=False)
+        return model
+
+    saved = network(2)
+    folder = Outcome(saved, Patch({}, weights_digest(saved)), [], 0.0, Finetune()).save(tmp_path / "outcome")
+    assert weights_digest(load_outcome(folder, network(2)).model) == weights_digest(saved)
+    loaded = load_outcome(folder, network(5)).model
+    assert len(loaded.cache) == 5 and torch.equal(loaded[1].weight, saved[0].weight) and loaded[1].weight is loaded[0].weight
+
+
+OTHERS = {
+    "names": (lambda: nn.Sequential(cases.model()), "only one of them has 0.0.bias"),
+    "type": (lambda: cases.model(torch.float64), "the model has it of .*float64"),
+    "one more": (lambda: cases.model().append(nn.Linear(3, 3)), "only one of them has 8.bias, 8.weight"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_of_another_form_is_refused(outcome, tmp_path, name):
+    other, rule = OTHERS[name]
+    outcome.save(tmp_path / "outcome")
+    with pytest.raises(MismatchError, match=rule):
+        load_outcome(tmp_path / "outcome", other())
+
+
+BROKEN = {
+    "another command": {"command": "demo"},
+    "an accuracy of 2": {"history": [{"epoch": 0, "accuracies": {"remain": 2}, "unlearn_score": None, "seconds": 0}]},
+    "no epoch": {"history": [{"accuracies": {}, "unlearn_score": None, "seconds": 0}]},
+    "an epoch of 1.5": {"history": [{"epoch": 1.5, "accuracies": {}, "unlearn_score": None, "seconds": 0}]},
+    "a history of text": {"history": "none"},
+    "accuracies of other data": {"history": [{"epoch": 0, "accuracies": {"test": 1}, "unlearn_score": None, "seconds": 0}]},
+    "a list of accuracies": {"history": [{"epoch": 0, "accuracies": [], "unlearn_score": None, "seconds": 0}]},
+    "seconds below 0": {"seconds": -1},
+    "true seconds": {"seconds": True},
+    "a method of numbers": {"method": 3},
+    "files that are none": {"files": 3},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_result_that_was_changed_is_refused(outcome, tmp_path, name):
+    folder = outcome.save(tmp_path / "outcome")
+    content = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(content | BROKEN[name]))
+    with pytest.raises(InputError, match="^folder: must hold the result.json of an outcome that was saved"):
+        load_outcome(folder, cases.model())
+
+
+def test_files_of_another_outcome_are_refused(outcome, tmp_path):
+    folder = outcome.save(tmp_path / "outcome")
+    trained = unlearn(cases.model(), cases.forget(), cases.remain(), Finetune(QUICK), watch={})
+    (trained.save(tmp_path / "other") / "weights.safetensors").replace(folder / "weights.safetensors")
+    with pytest.raises(MismatchError, match="does not hold the weights that its result.json tells of"):
+        load_outcome(folder, cases.model())

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         TfIdfMask,
     )
     from expunge.model import activations, channels, heads
-    from expunge.outcome import Outcome, Record
+    from expunge.outcome import Outcome, Record, load_outcome
     from expunge.training import Constant, Steps, Tuning, replay, train
     from expunge.unlearning import unlearn
 
@@ -82,7 +82,7 @@ _NAMES = {
     "data.objective": ("Objective",),
     "editing.patches": ("Patch",),
     "training": ("Constant", "Steps", "Tuning", "replay", "train"),
-    "outcome": ("Outcome", "Record"),
+    "outcome": ("Outcome", "Record", "load_outcome"),
     "unlearning": ("unlearn",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
@@ -125,6 +125,7 @@ __all__ = [
     "curvature",
     "fisher",
     "heads",
+    "load_outcome",
     "masks",
     "methods",
     "metrics",
