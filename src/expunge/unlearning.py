@@ -26,6 +26,7 @@ from expunge.model.checks import check_finite, check_model, finite_tensors, scre
 from expunge.model.copying import copied
 from expunge.outcome import Outcome, Record
 from expunge.runtime.modes import in_mode, seeded
+from expunge.runtime.progress import is_shown
 from expunge.validate import check_whole, shown
 
 
@@ -39,14 +40,14 @@ def unlearn(
     head: Sequence[str] | str | None = None,
     watch: Mapping[str, Data] | None = None,
     batch_size: int = 128,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Outcome:
     """Make a copy of the model forget.
 
     Data are datasets, loaders or iterables of batches, (x, y) or mappings; or all samples at once, a tuple (x, y). `watch` names the data
     whose accuracies are recorded after every epoch; None: the remain and the forget data, {}: nothing. `head` names the classifier's
     parameters, or its module, where they cannot be found from the graph. `batch_size` cuts datasets for measuring; training has its
-    own, in the method's `Tuning`.
+    own, in the method's `Tuning`. `progress` None: shown where standard error is a terminal or a notebook runs.
 
     The caller's weights, modes, flags, gradients and random states are as they were, also when this raises.
     """
@@ -54,7 +55,7 @@ def unlearn(
     if not callable(method) or isinstance(method, type):
         raise InputError("method", "must be a method with its settings, such as FisherMask()", shown(method))
     check_whole("batch_size", batch_size, least=1)
-    batch_size = int(batch_size)
+    batch_size, progress = int(batch_size), is_shown(progress)
     check_objective(objective)
     head = None if head is None else heads.named(model, head)
     if watch is not None and not isinstance(watch, Mapping):

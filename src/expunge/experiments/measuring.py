@@ -108,7 +108,7 @@ def _measured(
         after, history, edit, seconds = reference, _only_record(cell, reference, scenario), None, None
     else:
         kept = Kept(method)
-        outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128)
+        outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128, progress=False)
         after, history, edit, seconds = outcome.model, outcome.history, outcome.edit, outcome.seconds
     on = metrics.best_epoch(history, "validation" if cell.validation else "test")
     if method is not None:
@@ -208,5 +208,5 @@ def _shares(patch: Patch, model: nn.Module) -> dict[str, float]:
 def _relearned(cell: Cell, model: nn.Module, before: nn.Module, scenario: Scenario) -> dict[str, Any]:
     """The paper fixes the network of MaskClassifier and re-learns its classifier alone."""
     only = head(model) if cell.method["name"] == CLASSIFIER else None
-    found = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only)
+    found = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only, progress=False)
     return asdict(found)
