@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from expunge.editing import masks
 from expunge.errors import InputError, ModelError
+from expunge.training import holding
 
 GRANULARITIES, SCOPES = ("element", "kernel", "channel"), ("global", "layer")
 SHAPES = {"conv": (3, 2, 2, 3), "linear": (4, 3), "bias": (5,), "scale": (), "empty": (0, 2)}
@@ -224,7 +225,7 @@ def test_frozen_weights_stay_zero_and_others_move_as_if_alone(case: str, clip: f
                         tensor[mask[name]] = 0
 
     zero()
-    with masks.freeze(model, mask, optimizer):
+    with holding.freeze(model, mask, optimizer):
         for batch in batches:
             backward(model, optimizer, batch)
             backward(by_hand, its_optimizer, batch)
@@ -262,7 +263,7 @@ def test_freeze_matters() -> None:
 def test_freeze_ends(fails: bool) -> None:
     model, optimizer, batches, mask = trained_before(OPTIMIZERS["adam"])
     try:
-        with masks.freeze(model, mask, optimizer):
+        with holding.freeze(model, mask, optimizer):
             if fails:
                 raise KeyboardInterrupt
     except KeyboardInterrupt:
@@ -284,7 +285,7 @@ def test_freeze_clears_gradients_already_there_and_keeps_step_counts() -> None:
     for _ in range(3):
         (model(torch.ones(1, 2)).sum() * model.scale).backward()
         optimizer.step()
-    with masks.freeze(model, mask, optimizer):
+    with holding.freeze(model, mask, optimizer):
         assert model[0].weight.grad[0, 0] == 0 and model[0].weight.grad[0, 1] != 0
         optimizer.step()
         assert model.scale == 0 and optimizer.state[model.scale]["step"] == 4
@@ -294,7 +295,7 @@ def test_freeze_of_frozen_parameters_and_refusals() -> None:
     model = copy.deepcopy(small_net())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     model[0].weight.requires_grad_(False)
-    with masks.freeze(model, {"0.weight": torch.ones(4, 2, 3, 3, dtype=torch.bool)}, optimizer):
+    with holding.freeze(model, {"0.weight": torch.ones(4, 2, 3, 3, dtype=torch.bool)}, optimizer):
         assert (model[0].weight == 0).all()
     refused = {
         "must name parameters of the model; found 9.weight": {"9.weight": torch.ones(1, dtype=torch.bool)},
@@ -302,12 +303,12 @@ def test_freeze_of_frozen_parameters_and_refusals() -> None:
         r"0.bias must be torch.bool of shape \(4,\); found torch.float32": {"0.bias": torch.ones(4)},
     }
     for rule, mask in refused.items():
-        with pytest.raises(InputError, match=rule), masks.freeze(model, mask, optimizer):
+        with pytest.raises(InputError, match=rule), holding.freeze(model, mask, optimizer):
             pass
     model[4].bias = nn.Parameter(torch.zeros(4))
     model[0].bias = model[4].bias
     both = {name: torch.ones(4, dtype=torch.bool) for name in ("0.bias", "4.bias")}
-    with pytest.raises(InputError, match="must name a shared parameter once"), masks.freeze(model, both, optimizer):
+    with pytest.raises(InputError, match="must name a shared parameter once"), holding.freeze(model, both, optimizer):
         pass
 
 
@@ -353,7 +354,7 @@ def test_frozen_weights_stay_zero_on_cuda(case: str) -> None:
     model, _, batches, mask = trained_before(OPTIMIZERS[case])
     model.cuda()
     optimizer = OPTIMIZERS[case](list(model.parameters()))
-    with masks.freeze(model, mask, optimizer):
+    with holding.freeze(model, mask, optimizer):
         for inputs, targets in batches:
             backward(model, optimizer, (inputs.cuda(), targets.cuda()))
             optimizer.step()
