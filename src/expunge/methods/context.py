@@ -80,11 +80,12 @@ def check_tuning(settings: Tuning | None, method: str = "") -> None:
 
 
 def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Run, mask: Mapping[str, Tensor] | None = None) -> None:
-    """Fine-tune on the remain data, epoch 0 being the model as it is handed over (section Fine-Tuning)."""
+    """Fine-tune on the remain data, epoch 0 being the model as it is handed over (section Fine-Tuning); `freeze` holds the mask at zero."""
     run.after_epoch(0)
     if settings is not None:
         with naming("remain"):
-            tuning.train(model, remain, settings, run.objective, mask, run.after_epoch, run.progress)
+            frozen = mask if settings.freeze else None
+            tuning.train(model, remain, settings, run.objective, frozen, run.after_epoch, run.progress)
 
 
 def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:
