@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from expunge.data.objective import Objective
     from expunge.editing import masks, patches, scores
     from expunge.editing.patches import Patch
-    from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError, UncheckedWarning
+    from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError, NoEffectWarning, UncheckedWarning
     from expunge.fisher import FisherSums
     from expunge.methods import (
         METHODS,
@@ -57,7 +57,7 @@ _MODULES = {  # public modules by name, and where they are
     "vision": "vision",
 }
 _NAMES = {
-    "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError", "UncheckedWarning"),
+    "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError", "NoEffectWarning", "UncheckedWarning"),
     "fisher": ("FisherSums",),
     "methods": (
         "METHODS",
@@ -108,6 +108,7 @@ __all__ = [
     "ModelError",
     "NegGradPlus",
     "NewtonNoise",
+    "NoEffectWarning",
     "Objective",
     "Outcome",
     "Patch",

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from expunge.editing.patches import Patch
-from expunge.errors import InputError, ModelError
+from expunge.errors import InputError, ModelError, NoEffectWarning
 from expunge.methods import METHODS
 from expunge.methods.readings import readings
 from expunge.storage.tensors import weights_digest
@@ -108,7 +108,8 @@ def test_history_has_a_record_before_and_after_every_epoch(name):
 def test_ratio_zero_is_the_identity(name):
     model = cases.model()
     method = dataclasses.replace(CASES[name](None), ratio=0.0)
-    outcome = unlearn(model, cases.forget(), cases.remain(), method)
+    with pytest.warns(NoEffectWarning, match="the mask changed nothing: it names no weight; give a larger ratio"):
+        outcome = unlearn(model, cases.forget(), cases.remain(), method)
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
     assert len(outcome.patch) == 0
 

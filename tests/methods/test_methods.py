@@ -10,7 +10,7 @@ from torch.nn.utils import prune, spectral_norm
 from expunge import fisher
 from expunge.data.objective import Objective
 from expunge.editing import masks, scores
-from expunge.errors import InputError, ModelError
+from expunge.errors import InputError, ModelError, NoEffectWarning
 from expunge.methods import ActivationMask, BadTeacher, Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
 from expunge.training.loop import train
 from expunge.training.schedules import Steps
@@ -231,3 +231,13 @@ def test_masks_as_released_round_down():
         assert method().rounding == "nearest" and method.as_released().rounding == "down"
         with pytest.raises(InputError, match="^rounding: must be one of"):
             method(rounding="up")
+
+
+@pytest.mark.parametrize("tuning", [None, cases.QUICK])
+def test_a_mask_of_weights_that_are_zero_already_changes_nothing_and_says_so_once(tuning):
+    model = cases.model()
+    nn.init.zeros_(model[7].weight)
+    nn.init.zeros_(model[7].bias)
+    with pytest.warns(NoEffectWarning, match="all 9 weights it names are zero already") as caught:
+        unlearn(model, cases.forget(), cases.remain(), MaskClassifier(0, tuning=tuning))
+    assert len(caught) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,7 @@ from expunge.data.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
 from expunge.data.objective import Objective
 from expunge.editing.patches import Patch
-from expunge.errors import InputError, naming
+from expunge.errors import InputError, NoEffectWarning, naming
 from expunge.model import channels, heads
 from expunge.model.checks import screened
 from expunge.runtime.modes import in_mode, seeded
@@ -91,6 +92,7 @@ def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Ru
 def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:
     """Set the masked weights to zero, then fine-tune."""
     patch = Patch.zeroing(model, mask)
+    _warn_where_nothing_changes(patch)
     patch.apply(model)
     tune(model, remain, settings, run, mask)
     return patch
@@ -106,6 +108,15 @@ def change_and_tune(
 ) -> Patch:
     """Give these parameters and buffers these values, then fine-tune; what a `mask` names can be frozen at zero."""
     patch = Patch.setting(model, values)
+    if mask is not None:
+        _warn_where_nothing_changes(patch)
     patch.apply(model)
     tune(model, remain, settings, run, mask)
     return patch
+
+
+def _warn_where_nothing_changes(patch: Patch) -> None:
+    """No weight was chosen, or those that were are zero already: whatever is forgotten then, fine-tuning did it."""
+    if all(torch.equal(edit.old, edit.new) for edit in patch.edits.values()):
+        chosen = f"all {len(patch)} weights it names are zero already" if len(patch) else "it names no weight; give a larger ratio"
+        warnings.warn(f"the mask changed nothing: {chosen}", NoEffectWarning, stacklevel=2)

@@ -61,8 +61,8 @@ def train(
 ) -> None:
     """Train the model in place, in train mode; `after_epoch(1)` is called when the first epoch is over, and may end the training by True.
 
-    The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay; weights that `mask` names are zero all the
-    time, whatever the optimizer does (`holding.freeze`). A dataset is cut into
+    The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay; weights that `mask` names
+    are zero all the time, whatever the optimizer does (`holding.freeze`). A dataset is cut into
     `tuning.batch_size`; a loader keeps its own batches. `keep` names a file that holds the state after every epoch: a training that was
     stopped, at whatever moment, goes on from there, and ends with the weights it would have had. `after_epoch` comes before the file is
     written, so it may be called twice for the epoch in which a training was stopped. Without `keep` every call starts anew.
