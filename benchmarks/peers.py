@@ -60,7 +60,7 @@ def plain_channels_last(model: nn.Module) -> Pass:
 def engine(model: nn.Module) -> Pass:
     import expunge.fisher
 
-    return lambda batches: expunge.fisher.diagonal(model, batches, kind="empirical").sums
+    return lambda batches: expunge.fisher.diagonal(model, batches, kind="empirical", progress=False).sums
 
 
 def vmap(model: nn.Module) -> Pass:

@@ -80,7 +80,7 @@ class Clock:
 def ours(name: str, images: Images, device: str, rounds: int, precision: str, compiled: bool = False) -> list[float]:
     """The first epoch, with its captures, is left out."""
     model, clock = fresh(name, device), Clock(device)
-    train(torch.compile(model) if compiled else model, images, tuning(rounds + 1, precision), after_epoch=clock.tick)
+    train(torch.compile(model) if compiled else model, images, tuning(rounds + 1, precision), after_epoch=clock.tick, progress=False)
     return clock.epochs[1:]
 
 

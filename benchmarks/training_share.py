@@ -62,7 +62,7 @@ def main() -> None:
     Tensor.backward = lambda *arguments, **named: backward(*arguments, **named)
     epochs: list[tuple[float, float]] = [(time.perf_counter(), 0.0)]
     note = lambda epoch: epochs.append((time.perf_counter(), forward.seconds + backward.seconds))  # noqa: E731
-    train(model, images, Tuning(Constant(0.01, options.rounds + 1)), Objective(outputs=forward), after_epoch=note)
+    train(model, images, Tuning(Constant(0.01, options.rounds + 1)), Objective(outputs=forward), after_epoch=note, progress=False)
     between = list(zip(epochs[1:], epochs[2:], strict=False))  # without the first epoch, which looks at the data
     shares = [(inside - inside_before) / (now - before) for (before, inside_before), (now, inside) in between]
     step = statistics.median(now - before for (before, _), (now, _) in between) / options.batches

@@ -36,6 +36,15 @@ def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
             exec(compile("\n" * line + block[1], str(ROOT / page), "exec"), namespace)
 
 
+def test_the_readmes_example_can_be_undone():
+    namespace: dict = {}
+    with torch.random.fork_rng([]):
+        exec(next(match[1] for match in BLOCK.finditer((ROOT / "README.md").read_text()) if "unlearn" in match[1]), namespace)
+    namespace["patch"].revert(namespace["new_model"])
+    before, after = (namespace[name].state_dict() for name in ("model", "new_model"))
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
 @pytest.mark.parametrize("example", named(EXAMPLES))
 def test_examples_run(example, tmp_path):
     path = os.pathsep.join([str(Path(expunge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])

@@ -20,6 +20,7 @@ ORDER = (
     "experiments",
     "vision",
     "unlearning",
+    "outcome",
     "methods",
     "metrics",
     "training",

@@ -141,7 +141,7 @@ def test_accuracies_that_cannot_be_had_are_refused_before_any_work():
         unlearn(cases.model(), soft, cases.remain(), unreached)
     with pytest.raises(InputError, match=r"^watch\['test'\]: accuracy needs one integer label"):
         unlearn(cases.model(), cases.forget(), cases.remain(), unreached, watch={"test": soft})
-    assert len(unlearn(cases.model(), soft, cases.remain(), FisherMask(0.1, tuning=QUICK), watch={}).patch)
+    assert len(unlearn(cases.model(), soft, cases.remain(), FisherMask(0.1, tuning=QUICK), watch={}).edit)
 
 
 def test_later_watched_labels_are_named_too():
@@ -256,14 +256,14 @@ def test_nothing_watched_is_nothing_measured():
 
 def test_a_given_head_is_left_alone():
     model = cases.model()
-    patch = unlearn(model, cases.forget(), cases.remain(), RandomMask(0.5, tuning=None), head=("5.weight", "5.bias")).patch
+    patch = unlearn(model, cases.forget(), cases.remain(), RandomMask(0.5, tuning=None), head=("5.weight", "5.bias")).edit
     assert not patch.edits.keys() & {"5.weight", "5.bias"} and "7.weight" in patch.edits
 
 
 def test_the_outcome_carries_method_patch_and_time():
     method = FisherMask(0.1, tuning=QUICK)
     outcome = unlearn(cases.model(), cases.forget(), cases.remain(), method)
-    assert outcome.method == method and len(outcome.patch) > 0 and outcome.seconds > 0
+    assert outcome.method == method and len(outcome.edit) > 0 and outcome.seconds > 0
 
 
 class Masked(nn.Module):
@@ -286,7 +286,7 @@ def with_mask(data, value: float, name: str = "attention_mask") -> list[dict[str
 def test_masks_may_hold_infinities():
     forget, remain = (with_mask(TensorDataset(*whole[rows]), -torch.inf) for rows in (slice(0, 48, 3), slice(1, 48, 3)))
     outcome = unlearn(Masked(), forget, remain, FisherMask(0.1, tuning=QUICK))
-    assert torch.isneginf(outcome.model.causal).any() and len(outcome.patch)
+    assert torch.isneginf(outcome.model.causal).any() and len(outcome.edit)
 
 
 def test_other_infinities_and_nan_are_refused():
@@ -298,3 +298,34 @@ def test_other_infinities_and_nan_are_refused():
     model.causal[0, 0] = torch.nan
     with pytest.raises(ModelError, match="causal must be finite; found nan"):
         unlearn(model, with_mask(whole, 0.0), method=FisherMask(tuning=None))
+
+
+class Caching(nn.Module):
+    """Makes a buffer of the batch's size in every forward pass, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = cases.model()
+
+    def forward(self, x):
+        self.register_buffer("cache", torch.ones(len(x), 1), persistent=False)
+        return self.inner(x) * self.cache
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_cache_that_a_forward_pass_makes_is_no_part_of_the_patch(used):
+    model = Caching()
+    if used:
+        model(cases.dataset()[:5][0])
+    outcome = unlearn(model, cases.forget(), cases.remain(), FisherMask(0.1, tuning=QUICK), watch={})
+    assert "cache" not in outcome.patch.edits
+    outcome.patch.revert(outcome.model)
+    properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
+
+
+def test_a_method_that_gives_the_model_other_parameters_has_no_patch():
+    def widened(model, forget, remain, run):
+        model.append(nn.Linear(3, 3))
+
+    outcome = unlearn(cases.model(), cases.forget(), None, widened, watch={})
+    assert outcome.patch is None and outcome.edit is None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from expunge.data.objective import Objective
     from expunge.editing import masks, patches, scores
     from expunge.editing.patches import Patch
-    from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError, UncheckedWarning
+    from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError, NoEffectWarning, UncheckedWarning
     from expunge.fisher import FisherSums
     from expunge.methods import (
         METHODS,
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
         TfIdfMask,
     )
     from expunge.model import activations, channels, heads
+    from expunge.outcome import Outcome, Record, load_outcome
     from expunge.training import Constant, Steps, Tuning, replay, train
-    from expunge.unlearning import Outcome, Record, unlearn
+    from expunge.unlearning import unlearn
 
 __version__ = "0.1.0"
 
@@ -56,7 +57,7 @@ _MODULES = {  # public modules by name, and where they are
     "vision": "vision",
 }
 _NAMES = {
-    "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError", "UncheckedWarning"),
+    "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError", "NoEffectWarning", "UncheckedWarning"),
     "fisher": ("FisherSums",),
     "methods": (
         "METHODS",
@@ -81,7 +82,8 @@ _NAMES = {
     "data.objective": ("Objective",),
     "editing.patches": ("Patch",),
     "training": ("Constant", "Steps", "Tuning", "replay", "train"),
-    "unlearning": ("Outcome", "Record", "unlearn"),
+    "outcome": ("Outcome", "Record", "load_outcome"),
+    "unlearning": ("unlearn",),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
@@ -106,6 +108,7 @@ __all__ = [
     "ModelError",
     "NegGradPlus",
     "NewtonNoise",
+    "NoEffectWarning",
     "Objective",
     "Outcome",
     "Patch",
@@ -123,6 +126,7 @@ __all__ = [
     "curvature",
     "fisher",
     "heads",
+    "load_outcome",
     "masks",
     "methods",
     "metrics",

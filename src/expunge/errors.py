@@ -42,6 +42,10 @@ class UncheckedWarning(UserWarning):
     """Something that must hold could not be looked at, and is left to the caller."""
 
 
+class NoEffectWarning(UserWarning):
+    """A mask changed nothing."""
+
+
 @contextmanager
 def naming(argument: str) -> Iterator[None]:
     """Within, an error about data is one about this argument: what reads batches does not know where they came from."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from expunge.data.columns import as_dataset
 from expunge.data.labels import as_labels
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.data.overlap import check_disjoint
-from expunge.editing.patches import Patch
+from expunge.editing.patches import Patch, own_tensors
 from expunge.errors import InputError, ModelError, naming
 from expunge.methods import FisherMask, Method, Run
 from expunge.metrics import accuracy, unlearn_score
@@ -25,32 +24,10 @@ from expunge.metrics.accuracy import check_targets
 from expunge.model import heads
 from expunge.model.checks import check_finite, check_model, finite_tensors, screened
 from expunge.model.copying import copied
+from expunge.outcome import Outcome, Record
 from expunge.runtime.modes import in_mode, seeded
+from expunge.runtime.progress import is_shown
 from expunge.validate import check_whole, shown
-
-
-@dataclass(frozen=True)
-class Record:
-    """The model after an epoch (0: after masking, before any training); accuracies are fractions."""
-
-    epoch: int
-    accuracies: Mapping[str, float]
-    unlearn_score: float | None
-    seconds: float  # of work so far; the time spent on measuring accuracies is left out
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The new model, what was masked in it (None where nothing was), and how it went.
-
-    `patch` undoes the masking; what fine-tuning changed afterwards it does not.
-    """
-
-    model: nn.Module
-    patch: Patch | None
-    history: list[Record]
-    seconds: float
-    method: Method
 
 
 def unlearn(
@@ -63,14 +40,14 @@ def unlearn(
     head: Sequence[str] | str | None = None,
     watch: Mapping[str, Data] | None = None,
     batch_size: int = 128,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Outcome:
     """Make a copy of the model forget.
 
     Data are datasets, loaders or iterables of batches, (x, y) or mappings; or all samples at once, a tuple (x, y). `watch` names the data
     whose accuracies are recorded after every epoch; None: the remain and the forget data, {}: nothing. `head` names the classifier's
     parameters, or its module, where they cannot be found from the graph. `batch_size` cuts datasets for measuring; training has its
-    own, in the method's `Tuning`.
+    own, in the method's `Tuning`. `progress` None: shown where standard error is a terminal or a notebook runs.
 
     The caller's weights, modes, flags, gradients and random states are as they were, also when this raises.
     """
@@ -78,7 +55,7 @@ def unlearn(
     if not callable(method) or isinstance(method, type):
         raise InputError("method", "must be a method with its settings, such as FisherMask()", shown(method))
     check_whole("batch_size", batch_size, least=1)
-    batch_size = int(batch_size)
+    batch_size, progress = int(batch_size), is_shown(progress)
     check_objective(objective)
     head = None if head is None else heads.named(model, head)
     if watch is not None and not isinstance(watch, Mapping):
@@ -119,10 +96,26 @@ def unlearn(
             still_finite()  # before accuracies are measured, which would only tell that something is wrong
             history.record(epoch)
 
-        patch = method(changed, forget, remain, Run(objective, head, batch_size, progress, record, logits))
+        edit = method(changed, forget, remain, Run(objective, head, batch_size, progress, record, logits))
         changed.zero_grad(set_to_none=True)
         still_finite()
-    return Outcome(changed, patch, history.records, history.worked(), method)
+        seconds = history.worked()
+        patch = _difference(model, changed)
+    return Outcome(changed, patch, history.records, seconds, method, edit)
+
+
+def _difference(model: nn.Module, changed: nn.Module) -> Patch | None:
+    """All that was changed. Buffers that a forward pass makes or reshapes (caches) are left out: a patch cannot hold them."""
+    tensors, results = own_tensors(model), own_tensors(changed)
+    parameters = dict(model.named_parameters())
+    same = [name for name, tensor in tensors.items() if name in results and _form(tensor) == _form(results[name])]
+    if parameters.keys() ^ dict(changed.named_parameters()).keys() or not parameters.keys() <= {*same}:
+        return None
+    return Patch.between(model, changed, same)
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 class _History:

@@ -306,3 +306,94 @@ def test_setting_changes_parameters_and_buffers_and_takes_it_back():
 def test_setting_refuses_what_does_not_fit(values, message):
     with pytest.raises(InputError, match=message):
         Patch.setting(nn.Linear(2, 3), values)
+
+
+def moved(model: nn.Module, seed: int, share: float) -> nn.Module:
+    """A copy with other values in some entries, of parameters and buffers: zeros of the other sign and NaNs of other bits among them."""
+    after, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in [*after.parameters(), *after.buffers()]:
+            chosen = torch.rand(tensor.shape, generator=generator) < share
+            tensor[chosen] = -tensor[chosen] if tensor.dtype.is_floating_point else tensor[chosen] + 1
+    return after
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), share=st.sampled_from([0.0, 0.1, 1.1]), dtype=st.sampled_from(DTYPES), last=st.booleans())
+def test_between_takes_one_model_to_the_other_and_back(seed: int, share: float, dtype: torch.dtype, last: bool) -> None:
+    before = network(dtype, seed)
+    after = moved(before.to(memory_format=torch.channels_last) if last else before, seed, share)
+    digests = content(before), content(after)
+    patch = Patch.between(before, after)
+    assert (content(before), content(after)) == digests and patch.digest == digests[0]
+    assert (len(patch) > 0) == (digests[0] != digests[1])
+    patch.revert(after)
+    assert content(after) == digests[0]
+    patch.apply(before)
+    assert content(before) == digests[1]
+
+
+def test_between_holds_what_differs_bit_for_bit_and_nothing_else(tmp_path: Path) -> None:
+    before = network()
+    after = copy.deepcopy(before)
+    with torch.no_grad():
+        after[0].weight[0, 0, 0, 0] = 0.0  # was −0.0
+        after[3].bias[1] = -after[3].bias[1]  # a NaN of another sign
+        after[1].num_batches_tracked.add_(1)
+    patch = Patch.between(before, after)
+    indices = {name: edit.indices.tolist() for name, edit in patch.edits.items()}
+    assert indices == {"0.weight": [0], "3.bias": [1], "1.num_batches_tracked": [0]}
+    assert same(Patch.load(patch.save(tmp_path / "patch.safetensors")), patch)
+    assert len(Patch.between(before, before)) == 0
+
+
+class Tied(nn.Module):
+    def __init__(self, tied: bool = True, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3, dtype=dtype), nn.Linear(3, 3, dtype=dtype)
+        if tied:
+            self.second.weight = self.first.weight
+
+
+def test_between_holds_a_shared_parameter_once() -> None:
+    before = Tied()
+    after = moved(before, 0, 1.1)
+    digest = content(before)
+    patch = Patch.between(before, after)
+    assert set(patch.edits) == {"first.weight", "first.bias", "second.bias"}
+    patch.revert(after)
+    assert content(after) == digest and after.second.weight is after.first.weight
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_between_complex_weights(dtype: torch.dtype) -> None:
+    before = Tied(dtype=dtype)
+    after = copy.deepcopy(before)
+    with torch.no_grad():
+        after.first.bias[1] = torch.conj(after.first.bias[1])
+    patch = Patch.between(before, after)
+    assert {name: edit.indices.tolist() for name, edit in patch.edits.items()} == {"first.bias": [1]}
+    patch.revert(after)
+    assert torch.equal(before.first.bias, after.first.bias)
+
+
+def test_between_refuses_models_of_other_forms() -> None:
+    for after, rule in (
+        (Tied(tied=False), "same parameters and buffers; only one of them has second.weight"),
+        (Tied(dtype=torch.float64), "first.weight in one shape and type; found .*float32, and .*float64"),
+        (nn.Linear(3, 3), "only one of them has bias, first.bias, first.weight, second.bias and 1 more"),
+    ):
+        with pytest.raises(MismatchError, match=rule):
+            Patch.between(Tied(), after)
+    with pytest.raises(InputError, match="^names: .* found second.weight"):
+        Patch.between(Tied(), Tied(), ["second.weight"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_between_models_on_different_devices() -> None:
+    before = network()
+    after = moved(before, 0, 0.5)
+    digest = content(before)
+    patch = Patch.between(before, after.cuda())
+    patch.revert(after)
+    assert content(after) == digest

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from expunge.data.batches import Batches
 from expunge.data.objective import Objective
@@ -332,3 +333,16 @@ def test_bad_models():
 
     with pytest.raises(ModelError, match="from call to call"):
         diagonal(Noisy(5, CLASSES), [(torch.randn(7, 5), batch[1])])
+
+
+def test_batch_size_cuts_a_dataset():
+    model, dataset = nn.Linear(3, 4), TensorDataset(torch.randn(10, 3), torch.randint(0, 4, (10,)))
+    assert [diagonal(model, dataset, kind="batch", batch_size=size).count for size in (1, 4, 10, 128)] == [10, 3, 1, 1]
+    assert diagonal(model, dataset, kind="batch").count == 1
+    assert diagonal(model, DataLoader(dataset, 5), kind="batch", batch_size=3).count == 2  # a loader keeps its own
+    small, whole = (diagonal(model, dataset, batch_size=size) for size in (3, 10))
+    assert small.count == whole.count == 10
+    torch.testing.assert_close(small.sums, whole.sums)
+    for wrong in (0, -1, 2.5, True, "3"):
+        with pytest.raises(InputError, match="^batch_size: "):
+            diagonal(model, dataset, batch_size=wrong)

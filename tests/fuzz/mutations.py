@@ -108,7 +108,7 @@ def edited(random: Random, tree: Any) -> Any:
             case 3 if type(parent[key]) in (int, float) and abs(parent[key]) < 2**64:
                 parent[key] = random.choice([-parent[key], parent[key] + 1, parent[key] * 1e6, parent[key] / 1e300, str(parent[key])])
             case _:
-                parent[key] = copy.deepcopy(random.choice(ODD))
+                parent[key] = copy.deepcopy(random.choice(ODD))  # a list that two places share could come to hold itself
     return tree
 
 

@@ -25,6 +25,7 @@ from expunge.experiments import results
 from expunge.experiments.cells import Cell
 from expunge.experiments.runner import Task, read_tasks
 from expunge.fisher import FisherSums
+from expunge.outcome import Outcome, Record, load_outcome
 from expunge.report.page import page, read_notes
 from expunge.runtime.modes import Generators
 from expunge.storage.tensors import weights_digest
@@ -172,6 +173,31 @@ def read_patch(place: Path, random: Random) -> None:
     patch.revert(model)
 
 
+def outcome_network() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+
+def write_outcome(place: Path) -> None:
+    before, after = outcome_network(), outcome_network()
+    with torch.no_grad():
+        after[0].weight.neg_()
+    patch = Patch.between(before, after)
+    Outcome(after, patch, [Record(0, {"remain": 0.5}, None, 0.1)], 0.2, "FisherMask()", patch).save(place)
+
+
+def read_outcome(place: Path, random: Random) -> None:
+    model = outcome_network()
+    before = weights_digest(model)
+    try:
+        outcome = load_outcome(place, model)
+        assert all(0 <= value <= 1 for record in outcome.history for value in record.accuracies.values())
+        print(outcome, file=io.StringIO())
+    finally:
+        assert weights_digest(model) == before
+
+
 def write_sums(place: Path) -> None:
     FisherSums({"a": torch.rand(3, 2, dtype=torch.float64), "b": torch.rand(2, dtype=torch.float64)}, 7, "empirical", "ab" * 32).save(
         place / "sums"
@@ -259,6 +285,15 @@ TARGETS: dict[str, Target] = {
         lambda place, _: void(load_network(place / "net")),
     ),
     "patch": Target(lambda: written(write_patch), {"patch": TENSORS}, read_patch),
+    "outcome": Target(
+        lambda: written(lambda place: write_outcome(place / "outcome")),
+        {
+            "outcome/result.json": [*BYTES, *[mutations.json_edited] * 7],
+            "outcome/weights.safetensors": TENSORS,
+            "outcome/patch.safetensors": TENSORS,
+        },
+        lambda place, random: read_outcome(place / "outcome", random),
+    ),
     "sums": Target(lambda: written(write_sums), {"sums": TENSORS}, read_sums),
     "cifar10": Target(
         lambda: written(lambda place: files.cifar10(place, rows=2)),

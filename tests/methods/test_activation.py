@@ -98,7 +98,7 @@ def test_layer_scope_takes_its_share_of_every_layer():
 def test_the_head_is_masked_only_when_included(method):
     head = set(HEADS["plain"])
     out, included = (
-        unlearn(network("plain"), FORGET, REMAIN, dataclasses.replace(method, ratio=0.9, include_head=include)).patch
+        unlearn(network("plain"), FORGET, REMAIN, dataclasses.replace(method, ratio=0.9, include_head=include)).edit
         for include in (False, True)
     )
     assert not out.edits.keys() & head and head <= included.edits.keys()
@@ -145,7 +145,7 @@ def test_frozen_channels_stay_zero_and_free_ones_grow_back(name, freeze):
     model = network("plain" if name == "text" else "residual")
     method = dataclasses.replace(METHODS[name], tuning=dataclasses.replace(TUNING, freeze=freeze))
     outcome = unlearn(model, FORGET, REMAIN, method)
-    parts = outcome.patch.mask(model)
+    parts = outcome.edit.mask(model)
     assert any(part.any() for part in parts.values())
     assert all(not outcome.model.get_parameter(key)[part].any() for key, part in parts.items()) == freeze
 
@@ -221,7 +221,7 @@ def test_tf_idf_is_for_whole_classes():
 def test_random_mask_as_released_draws_channels_with_their_norm_and_rows_of_the_head():
     model = network("residual")
     outcome = unlearn(model, FORGET, method=RandomMask.as_released(0.3, tuning=None))
-    mask, drawn = outcome.patch.mask(model), 0
+    mask, drawn = outcome.edit.mask(model), 0
     for layer, norm in (NORMS["residual"] | {"classifier": None}).items():
         part = mask[f"{layer}.weight"].flatten(1)
         assert torch.equal(part.all(1), part.any(1))
@@ -231,7 +231,7 @@ def test_random_mask_as_released_draws_channels_with_their_norm_and_rows_of_the_
     assert drawn == round(0.3 * (3 * 4 + 2 * 8 + 2 * 16 + 4))
     assert len(mask) == len(list(model.parameters()))
     assert torch.equal(outcome.model.norm.running_mean, model.norm.running_mean)
-    other = unlearn(model, FORGET, method=RandomMask.as_released(0.3, seed=1, tuning=None)).patch.mask(model)
+    other = unlearn(model, FORGET, method=RandomMask.as_released(0.3, seed=1, tuning=None)).edit.mask(model)
     assert any(not torch.equal(mask[key], other[key]) for key in mask)
 
 

@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from expunge.data.objective import Objective, model_outputs
-from expunge.errors import InputError, ModelError
+from expunge.editing.patches import Patch
+from expunge.errors import InputError, ModelError, NoEffectWarning
 from expunge.methods import METHODS
 from expunge.methods.readings import readings
+from expunge.storage.tensors import weights_digest
 from expunge.unlearning import unlearn
 from tests.methods import cases, properties
 from tests.methods.cases import READINGS
@@ -123,7 +125,8 @@ def test_history_has_a_record_before_and_after_every_epoch(name):
 def test_ratio_zero_is_the_identity(name):
     model = cases.model()
     method = dataclasses.replace(CASES[name](None), ratio=0.0)
-    outcome = unlearn(model, cases.forget(), cases.remain(), method)
+    with pytest.warns(NoEffectWarning, match="the mask changed nothing: it names no weight; give a larger ratio"):
+        outcome = unlearn(model, cases.forget(), cases.remain(), method)
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
     assert len(outcome.patch) == 0
 
@@ -135,6 +138,22 @@ def test_the_patch_undoes_the_masking(name):
     assert len(outcome.patch) > 0
     outcome.patch.revert(outcome.model)
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
+
+
+@every_method
+def test_the_patch_takes_the_new_model_back_to_the_original(name, tmp_path):
+    """Bit for bit, buffers too, after fine-tuning, from memory and from disk; and forth again."""
+    model = cases.model()
+    outcome = unlearn(model, cases.forget(), cases.remain(), CASES[name](cases.QUICK), watch={})
+    before, after = weights_digest(model), weights_digest(outcome.model)
+    assert len(outcome.patch) > 0 and before != after
+    outcome.patch.revert(outcome.model)
+    assert weights_digest(outcome.model) == before
+    patch = Patch.load(outcome.patch.save(tmp_path / "patch.safetensors"))
+    patch.apply(outcome.model)
+    assert weights_digest(outcome.model) == after
+    patch.revert(outcome.model)
+    assert weights_digest(outcome.model) == before
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in cases.NEEDS_NO_REMAIN])

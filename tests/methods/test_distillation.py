@@ -41,7 +41,7 @@ def test_bad_teacher_is_the_plain_loop(name):
         steps = reference.cut(REMAIN, SIZE, seed=3 + epoch)
         losses += [loss(*rows) for rows in zip(steps, reference.shares(FORGET, len(steps), seed=3 + epoch), strict=True)]
     small.assert_close(outcome.model, reference.descended(model, losses, rate=0.02, decay=0.01), model)
-    assert outcome.patch is None
+    assert outcome.edit is None
 
 
 def test_without_a_builder_the_bad_teacher_is_the_network_reset():

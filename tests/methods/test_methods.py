@@ -10,7 +10,7 @@ from torch.nn.utils import prune, spectral_norm
 from expunge import fisher
 from expunge.data.objective import Objective
 from expunge.editing import masks, scores
-from expunge.errors import InputError, ModelError
+from expunge.errors import InputError, ModelError, NoEffectWarning
 from expunge.methods import ActivationMask, BadTeacher, Finetune, FisherMask, MaskClassifier, RandomMask, Retrain
 from expunge.training.loop import train
 from expunge.training.schedules import Steps
@@ -34,11 +34,11 @@ def test_fisher_mask_zeroes_the_top_of_the_difference_of_sums():
     forget = fisher.diagonal(model, [cases.dataset()[::3]])
     remain = fisher.diagonal(model, [cases.dataset()[torch.arange(48) % 3 != 0]])
     score = torch.cat([(forget.sums[name] - remain.sums[name]).flatten() for name in allowed])
-    chosen = torch.cat([outcome.patch.mask(model)[name].flatten() for name in allowed])
-    assert int(chosen.sum()) == round(0.1 * len(score)) == len(outcome.patch)
+    chosen = torch.cat([outcome.edit.mask(model)[name].flatten() for name in allowed])
+    assert int(chosen.sum()) == round(0.1 * len(score)) == len(outcome.edit)
     assert score[chosen].min() >= score[~chosen].max()
     for name, parameter in outcome.model.named_parameters():
-        part = outcome.patch.mask(model).get(name, torch.zeros_like(parameter, dtype=torch.bool))
+        part = outcome.edit.mask(model).get(name, torch.zeros_like(parameter, dtype=torch.bool))
         assert (parameter[part] == 0).all()
         assert torch.equal(parameter[~part], model.get_parameter(name)[~part])
 
@@ -48,7 +48,7 @@ def test_without_remain_data_the_forget_term_stands_alone():
     outcome = unlearn(model, cases.forget(), method=FisherMask(ratio=0.1, tuning=None))
     forget = fisher.diagonal(model, [cases.dataset()[::3]])
     expected = masks.select(scores.fisher_difference(forget), 0.1, candidates=masks.candidates(model, tuple(HEAD), which="all"))
-    properties.assert_same_weights(outcome.patch.mask(model), expected)
+    properties.assert_same_weights(outcome.edit.mask(model), expected)
     assert [set(record.accuracies) for record in outcome.history] == [{"forget"}]
     assert outcome.history[0].unlearn_score is None
 
@@ -57,12 +57,12 @@ def test_without_remain_data_the_forget_term_stands_alone():
 @pytest.mark.parametrize("method", [FisherMask, RandomMask])
 def test_the_head_is_masked_only_when_included(method, include_head):
     outcome = unlearn(trained(), cases.forget(), cases.remain(), method(ratio=0.5, include_head=include_head, tuning=None))
-    assert (outcome.patch.edits.keys() & HEAD == HEAD) == include_head
+    assert (outcome.edit.edits.keys() & HEAD == HEAD) == include_head
 
 
 def test_which_weights_leaves_vectors_alone():
     outcome = unlearn(trained(), cases.forget(), cases.remain(), FisherMask(ratio=0.5, which="weights", tuning=None))
-    assert set(outcome.patch.edits) == {"0.weight", "5.weight"}
+    assert set(outcome.edit.edits) == {"0.weight", "5.weight"}
 
 
 def test_as_released_masks_whole_kernels_and_the_head_by_batch_gradients():
@@ -75,7 +75,7 @@ def test_as_released_masks_whole_kernels_and_the_head_by_batch_gradients():
         True,
     )
     model = trained()
-    mask = unlearn(model, cases.forget(), cases.remain(), method).patch.mask(model)
+    mask = unlearn(model, cases.forget(), cases.remain(), method).edit.mask(model)
     assert set(mask) == {"0.weight", "5.weight", "7.weight"}
     assert set(mask["0.weight"].sum((2, 3)).flatten().tolist()) <= {0, 9}
 
@@ -85,13 +85,13 @@ def test_frozen_masks_stay_zero_and_free_ones_grow_back():
         tuning = dataclasses.replace(cases.QUICK, freeze=freeze)
         model = trained()
         outcome = unlearn(model, cases.forget(), cases.remain(), RandomMask(ratio=0.3, tuning=tuning))
-        mask = outcome.patch.mask(model)
+        mask = outcome.edit.mask(model)
         assert all((outcome.model.get_parameter(name)[part] == 0).all() for name, part in mask.items()) == freeze
 
 
 def test_random_masks_differ_by_seed():
     model = trained()
-    first, second = (unlearn(model, cases.forget(), method=RandomMask(0.2, seed=seed, tuning=None)).patch for seed in (0, 1))
+    first, second = (unlearn(model, cases.forget(), method=RandomMask(0.2, seed=seed, tuning=None)).edit for seed in (0, 1))
     assert len(first) == len(second)
     assert any(not torch.equal(first.mask(model)[name], second.mask(model)[name]) for name in first.edits)
 
@@ -117,7 +117,7 @@ def test_finetune_is_training_on_the_remain_data():
     by_hand = trained()
     train(by_hand, cases.remain(), cases.QUICK)
     properties.assert_same_weights(outcome.model.state_dict(), by_hand.state_dict())
-    assert outcome.patch is None
+    assert outcome.edit is None
 
 
 def test_retrain_starts_from_fresh_weights_and_statistics():
@@ -227,7 +227,17 @@ def test_masks_as_released_round_down():
         ratio = (1 + 0.9) / units
         outcome = unlearn(model, cases.forget(), cases.remain(), method.as_released(ratio, tuning=None))
         nearest = unlearn(model, cases.forget(), cases.remain(), method.as_released(ratio, tuning=None, rounding="nearest"))
-        assert 0 < len(outcome.patch) < len(nearest.patch)
+        assert 0 < len(outcome.edit) < len(nearest.edit)
         assert method().rounding == "nearest" and method.as_released().rounding == "down"
         with pytest.raises(InputError, match="^rounding: must be one of"):
             method(rounding="up")
+
+
+@pytest.mark.parametrize("tuning", [None, cases.QUICK])
+def test_a_mask_of_weights_that_are_zero_already_changes_nothing_and_says_so_once(tuning):
+    model = cases.model()
+    nn.init.zeros_(model[7].weight)
+    nn.init.zeros_(model[7].bias)
+    with pytest.warns(NoEffectWarning, match="all 9 weights it names are zero already") as caught:
+        unlearn(model, cases.forget(), cases.remain(), MaskClassifier(0, tuning=tuning))
+    assert len(caught) == 1

@@ -159,12 +159,12 @@ def test_numbers_are_no_label_of_the_classifier(targets):
     forget = parts(targets)[0]
     with pytest.raises(InputError, match="^label: must be given where the forget set holds no integer labels; found torch"):
         unlearn(cases.model(), forget, method=MaskClassifier(), objective=objective, watch={})
-    assert len(unlearn(cases.model(), forget, method=MaskClassifier(1), objective=objective, watch={}).patch)
+    assert len(unlearn(cases.model(), forget, method=MaskClassifier(1), objective=objective, watch={}).edit)
 
 
 def test_ignored_positions_are_no_label_of_the_classifier():
     words = torch.where(WORDS < 3, -100, 4)
-    patch = unlearn(Tagger(False), parts(words)[0], method=MaskClassifier(), watch={}).patch
+    patch = unlearn(Tagger(False), parts(words)[0], method=MaskClassifier(), watch={}).edit
     assert patch.mask(Tagger(False))["head.bias"].tolist() == [False] * 4 + [True, False]
 
 

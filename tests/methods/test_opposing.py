@@ -34,7 +34,7 @@ def test_gradient_ascent_is_the_plain_loop(name):
     assert [len(rows) for rows in batches] == [3, 3, 1] * 2  # a lone sample is enough for BatchNorm where there are many positions
     expected = reference.descended(model, [loss_on(forget, rows, -1) for rows in batches], rate=0.02, decay=0.01)
     small.assert_close(outcome.model, expected, model)
-    assert outcome.patch is None
+    assert outcome.edit is None
 
 
 def test_gradient_ascent_raises_the_loss_on_the_forget_data():

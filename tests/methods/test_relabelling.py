@@ -85,7 +85,7 @@ def test_random_labels_is_the_plain_loop(name):
         parts = reference.shares(FORGET, len(steps), seed=3 + epoch)
         losses += [loss(kept, lost) for kept, lost in zip(steps, parts, strict=True)]
     small.assert_close(outcome.model, reference.descended(model, losses, rate=0.02, decay=0.01), model)
-    assert outcome.patch is None
+    assert outcome.edit is None
 
 
 def test_batches_and_targets_may_have_any_form():

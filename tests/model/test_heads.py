@@ -361,7 +361,7 @@ def test_a_head_that_holds_no_parameters_is_refused(given) -> None:
 
 def test_unlearn_takes_a_head_by_its_module() -> None:
     by_module, by_names = (
-        unlearn(cases.model(), cases.forget(), cases.remain(), MaskClassifier(), head=head, watch={}).patch
+        unlearn(cases.model(), cases.forget(), cases.remain(), MaskClassifier(), head=head, watch={}).edit
         for head in ("7", ["7.weight", "7.bias"])
     )
     assert {*by_module.edits} == {*by_names.edits} == {"7.weight", "7.bias"}

@@ -123,15 +123,17 @@ def test_train_works_where_gradients_are_switched_off():
 
 
 @pytest.mark.parametrize("optimizer", [None, lambda parameters: torch.optim.AdamW(parameters, lr=1.0, weight_decay=0.1)])
-def test_freeze_keeps_masked_weights_at_zero(optimizer):
+def test_a_mask_keeps_weights_at_zero(optimizer):
+    """It is the only switch: `Tuning.freeze` is for methods that mask."""
     model = network()
     mask = {"0.weight": torch.zeros(8, 6, dtype=torch.bool)}
     mask["0.weight"][:, :3] = True
     with torch.no_grad():
         model[0].weight.masked_fill_(mask["0.weight"], 0)
-    for freeze in (True, False):
-        train(model, data(), Tuning(Constant(0.01, 3), weight_decay=0.1, freeze=freeze, optimizer=optimizer), mask=mask)
-        assert (model[0].weight[:, :3] == 0).all() == freeze
+    for masked, freeze in ((True, True), (True, False), (False, True)):
+        tuning = Tuning(Constant(0.01, 3), weight_decay=0.1, freeze=freeze, optimizer=optimizer)
+        train(model, data(), tuning, mask=mask if masked else None)
+        assert (model[0].weight[:, :3] == 0).all() == masked
         assert (model[0].weight[:, 3:] != 0).all()
 
 

@@ -160,7 +160,7 @@ def test_a_model_of_hugging_face_needs_no_wrapper() -> None:
     forget, remain = ([row for row in rows if (row["labels"] == 0) is chosen] for chosen in (True, False))
     tuning = expunge.Tuning(expunge.Constant(0.01, epochs=1), batch_size=4)
     outcome = expunge.unlearn(model, forget, remain, expunge.FisherMask(ratio=0.1, tuning=tuning))
-    assert len(outcome.history) == 2 and outcome.patch is not None
+    assert len(outcome.history) == 2 and outcome.edit is not None
     assert not torch.equal(outcome.model.embeddings.weight, model.embeddings.weight)
 
 
@@ -170,7 +170,7 @@ def test_a_model_of_ones_own_needs_the_objective_alone() -> None:
     objective = expunge.Objective(outputs=lambda model, batch: model(batch["image"][0]), targets=lambda batch: batch["kind"])
     batches = [{"image": (torch.randn(8, 1, 8, 8),), "kind": torch.arange(8) % 3} for _ in range(2)]
     outcome = expunge.unlearn(model, batches[:1], batches[1:], expunge.FisherMask(ratio=0.1, tuning=None), objective=objective)
-    assert outcome.patch is not None
+    assert outcome.edit is not None
 
 
 def test_shortcut_slices_and_pads() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from expunge.editing.masks import Mask, masked_parameters
 from expunge.errors import InputError, MismatchError
+from expunge.runtime.display import counted, first_rows, html_table, text_table
 from expunge.storage.documents import excerpt, parse_json
 from expunge.storage.tensors import load_tensors, save_tensors, weights_digest
 
 DIMENSIONS = 64  # the most a tensor can have
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes, to compare bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,19 @@ class Patch:
     def __len__(self) -> int:
         return sum(edit.indices.numel() for edit in self.edits.values())
 
+    def __repr__(self) -> str:
+        return f"Patch({counted(len(self), 'entry', 'entries')} of {counted(len(self.edits), 'tensor')}, made for {self.digest[:12]})"
+
+    def __str__(self) -> str:
+        return text_table(repr(self), self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), self._rows())
+
+    def _rows(self) -> list[Sequence[str]]:
+        rows = [(name, f"{len(edit.indices):,}", f"{math.prod(edit.shape):,}") for name, edit in self.edits.items()]
+        return first_rows([("tensor", "changed", "of"), *rows])
+
     @classmethod
     def zeroing(cls, model: nn.Module, mask: Mapping[str, Tensor]) -> Patch:
         """What setting the masked weights to zero would change; the model is left as it is."""
@@ -73,6 +88,31 @@ class Patch:
             indices = (before != after).nonzero().squeeze(1)
             edits[name] = Edit(indices.cpu(), before[indices].cpu(), after[indices].cpu(), tuple(value.shape))
         return cls(edits, weights_digest(model))
+
+    @classmethod
+    def between(cls, before: nn.Module, after: nn.Module, names: Iterable[str] | None = None) -> Patch:
+        """What makes `before` to `after`: every entry of a parameter or buffer whose bits differ. Both are left as they are.
+
+        `apply` takes `before` to `after`, `revert` takes `after` to `before`, bit for bit: 0.0 is not −0.0 here, and a NaN is itself. The
+        models may be on different devices. They must have the same parameters and buffers, shared in the same way; `names` chooses some.
+        """
+        originals, results = own_tensors(before), own_tensors(after)
+        if names is None:
+            names = originals.keys()
+            if strange := originals.keys() ^ results.keys():
+                raise MismatchError(f"before and after must have the same parameters and buffers; only one of them has {_few(strange)}")
+        edits = {}
+        for name in names:
+            if name not in originals or name not in results:
+                raise InputError("names", "must be of parameters or buffers of both models, those shared by their first name", name)
+            old, new = originals[name].detach(), results[name].detach().to(originals[name].device)
+            if (old.shape, old.dtype) != (new.shape, new.dtype):
+                forms = f"{tuple(old.shape)}, {old.dtype}, and {tuple(new.shape)}, {new.dtype}"
+                raise MismatchError(f"before and after must hold {name} in one shape and type; found {forms}")
+            indices = _different(old.reshape(-1), new.reshape(-1)).nonzero().squeeze(1)
+            if len(indices):
+                edits[name] = Edit(indices.cpu(), old.reshape(-1)[indices].cpu(), new.reshape(-1)[indices].cpu(), tuple(old.shape))
+        return cls(edits, weights_digest(before))
 
     def apply(self, model: nn.Module) -> None:
         """Set the new values in place, where the old ones are."""
@@ -140,6 +180,11 @@ class Patch:
                 target[torch.unravel_index(indices[name], target.shape)] = values[name][1].to(tensor.device)
 
 
+def own_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers of a model by name; a shared one once, under its first name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
 
@@ -170,3 +215,16 @@ def _check_edit(name: str, edit: Edit) -> None:
 def _bytes(values: Tensor) -> Tensor:
     """For comparison bit by bit: 0.0 is not −0.0 here, and a NaN is itself."""
     return values.contiguous().view(torch.uint8) if values.numel() else values.new_empty(0, dtype=torch.uint8)
+
+
+def _different(old: Tensor, new: Tensor) -> Tensor:
+    """Where the bits of two flat tensors of one type differ."""
+    if old.dtype.itemsize in INTEGERS and not old.dtype.is_complex:
+        integer = INTEGERS[old.dtype.itemsize]
+        return old.contiguous().view(integer) != new.contiguous().view(integer)
+    return (_bytes(old) != _bytes(new)).reshape(len(old), -1).any(1)
+
+
+def _few(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:4]) + (f" and {len(ordered) - 4} more" if len(ordered) > 4 else "")

@@ -202,7 +202,7 @@ def rows(
     """The network before, the retrained one, then every method by its name. Retraining comes first: the rest is held against it."""
     told = {"epochs": epochs, "tuning_epochs": tuning_epochs, "seed": seed}
     retraining = method(REFERENCE, model, scenario, **told)
-    retrained = unlearn(model, scenario.forget, scenario.retrain, retraining, watch=scenario.watch)
+    retrained = unlearn(model, scenario.forget, scenario.retrain, retraining, watch=scenario.watch, progress=False)
     reference = predictions(retrained.model, scenario)
     yield Row("before", "", None, 0, 0, measures(model, model, scenario, reference), None, 0.0, model)
     found = measures(retrained.model, model, scenario, reference)
@@ -215,7 +215,7 @@ def rows(
             started = time.perf_counter()
             kept = Kept(method(name, model, scenario, **told))
             preparing = time.perf_counter() - started
-            outcome = unlearn(model, scenario.forget, scenario.remain, kept, watch=scenario.watch)
+            outcome = unlearn(model, scenario.forget, scenario.remain, kept, watch=scenario.watch, progress=False)
             epoch = metrics.best_epoch(outcome.history).epoch
             outcome.model.load_state_dict(kept.weights[epoch])
             found = measures(outcome.model, model, scenario, reference)
@@ -232,7 +232,7 @@ def measures(model: nn.Module, original: nn.Module, scenario: Scenario, referenc
         metrics.attack_success(said["attack"]) if "attack" in said else None,
         {name: metrics.agreement(each, reference[name]) for name, each in said.items()},
         {name: metrics.divergence(each, reference[name]) for name, each in said.items()},
-        metrics.relearn_time(model, original, scenario.forget, scenario.train, RELEARNING),
+        metrics.relearn_time(model, original, scenario.forget, scenario.train, RELEARNING, progress=False),
     )
 
 
@@ -261,7 +261,7 @@ def _row(name: str, outcome: Outcome, epoch: int, found: Measures, preparing: fl
     return Row(
         name,
         re.sub(r" at 0x\w+", "", repr(outcome.method)),  # where a function was, which differs from run to run
-        None if outcome.patch is None else Accuracies(first["remain"], first["forget"]),
+        None if outcome.edit is None else Accuracies(first["remain"], first["forget"]),
         epoch,
         len(history) - 1,
         found,

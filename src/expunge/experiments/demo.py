@@ -113,7 +113,7 @@ def rows(
     def row(name: str, method: Method, choosing: float = 0.0) -> Row:
         outcome = unlearn(model, scenario.forget, scenario.remain, method, watch=scenario.tests, progress=progress)
         first, last = (Accuracies(**outcome.history[index].accuracies) for index in (0, -1))
-        masked = None if outcome.patch is None else first
+        masked = None if outcome.edit is None else first
         return Row(name, masked, last, outcome.history[-1].epoch, outcome.seconds + choosing, outcome.model)
 
     yield row("Finetune", Finetune(short))

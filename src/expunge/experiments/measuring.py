@@ -106,11 +106,11 @@ def _measured(
     said = {"before": _said(before, scenario), "retrained": _said(reference, scenario)}
     found: dict[str, Any] = {name: _accuracies(each) for name, each in said.items()}
     if method is None:
-        after, history, patch, seconds = reference, _only_record(cell, reference, scenario), None, None
+        after, history, edit, seconds = reference, _only_record(cell, reference, scenario), None, None
     else:
         kept = Kept(method)
-        outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128)
-        after, history, patch, seconds = outcome.model, outcome.history, outcome.patch, outcome.seconds
+        outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128, progress=False)
+        after, history, edit, seconds = outcome.model, outcome.history, outcome.edit, outcome.seconds
     on = metrics.best_epoch(history, "validation" if cell.validation else "test")
     if method is not None:
         after.load_state_dict(kept.weights[on.epoch])
@@ -121,7 +121,7 @@ def _measured(
     return found | {
         "work_seconds": seconds,
         "weights": {"before": weights_digest(before), "after": weights_digest(after), "retrained": weights_digest(reference)},
-        "masked": None if patch is None else _masked(epochs[0]),
+        "masked": None if edit is None else _masked(epochs[0]),
         "history": epochs,
         "best": {"on": on.chosen_on, **{name: best[name] for name in ("epoch", "remain", "forget", "unlearn_score")}},
         "last": epochs[-1],
@@ -134,7 +134,7 @@ def _measured(
         "attack": metrics.attack_success(said["after"]["attack"]) if "attack" in said["after"] else None,
         "class_accuracies": {name: _by_class(each, cell, images.classes) for name, each in said.items()},
         "predicted": {name: list(metrics.predicted_shares(each["forget"]).values()) for name, each in said.items()},
-        "masked_share": None if patch is None else _shares(patch, before),
+        "masked_share": None if edit is None else _shares(edit, before),
     }
 
 
@@ -209,5 +209,5 @@ def _shares(patch: Patch, model: nn.Module) -> dict[str, float]:
 def _relearned(cell: Cell, model: nn.Module, before: nn.Module, scenario: Scenario) -> dict[str, Any]:
     """The paper fixes the network of MaskClassifier and re-learns its classifier alone."""
     only = head(model) if cell.method["name"] == CLASSIFIER else None
-    found = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only)
+    found = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only, progress=False)
     return asdict(found)

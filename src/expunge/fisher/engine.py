@@ -27,7 +27,7 @@ from expunge.model.checks import check_batch, check_model, check_module, check_n
 from expunge.runtime.cuda_graphs import Replays, Result
 from expunge.runtime.modes import hooked, in_mode, seeded, unchanged
 from expunge.runtime.nested import tensors
-from expunge.runtime.progress import track
+from expunge.runtime.progress import is_shown, track
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_whole
 
@@ -45,7 +45,8 @@ def diagonal(
     parameters: Iterable[str] | None = None,
     draws: int = 1,
     seed: int = 0,
-    progress: bool = False,
+    batch_size: int = 128,
+    progress: bool | None = None,
 ) -> FisherSums:
     """Σ_n (∂ log p(y_n|x_n, w) / ∂w)² for every parameter, one gradient a sample, the model in eval mode.
 
@@ -56,7 +57,8 @@ def diagonal(
                       batch-mean probability, one term a batch. It changes with the batch size and is not a sum over samples.
 
     The result does not depend on the batch size or on the order of the samples beyond rounding. `parameters` names those wanted
-    (default: all with requires_grad). The model, its modes, flags, grads, hooks and the random state are left as they were.
+    (default: all with requires_grad). `batch_size` cuts a dataset; a loader keeps its own batches. `progress` None: shown where standard
+    error is a terminal or a notebook runs. The model, its modes, flags, grads, hooks and the random state are left as they were.
     """
     check_choice("kind", kind, KINDS)
     check_whole("draws", draws, least=1, most=MOST_DRAWS)
@@ -64,7 +66,8 @@ def diagonal(
     objective = Objective() if objective is None else objective
     check_objective(objective)
     wanted = _wanted(model, parameters)
-    data = as_batches(batches)
+    check_whole("batch_size", batch_size, least=1)
+    data = as_batches(batches, batch_size=int(batch_size))
     digest = weights_digest(model)
     with undisturbed(model, wanted):
         if kind == "batch":
@@ -72,7 +75,7 @@ def diagonal(
         else:
             adder = _Samplewise(model, wanted, objective, kind, draws, seed)
         device = device_of(model)
-        for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=progress):
+        for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
             check_batch(batch, "batches", objective)
             held = to_device(batch, device)
             if kind != "empirical" and adder.count == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from expunge.errors import InputError, MismatchError
+from expunge.runtime.display import counted, first_rows, html_table, text_table
 from expunge.storage.documents import excerpt, named_number
 from expunge.storage.tensors import load_tensors, save_tensors
 
@@ -28,6 +29,21 @@ class FisherSums:
     count: int
     kind: str
     digest: str  # of the weights the gradients were taken at
+
+    def __repr__(self) -> str:
+        entries = sum(total.numel() for total in self.sums.values())
+        what = counted(self.count, "batch", "batches") if "batch" in self.kind else counted(self.count, "sample")
+        where = f"{counted(len(self.sums), 'parameter')}, {counted(entries, 'entry', 'entries')}, at {self.digest[:12]}"
+        return f"FisherSums({self.kind}, {what}, {where})"
+
+    def __str__(self) -> str:
+        return text_table(repr(self), self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), self._rows())
+
+    def _rows(self) -> list[Sequence[str]]:
+        return first_rows([("parameter", "entries"), *((name, f"{total.numel():,}") for name, total in self.sums.items())])
 
     def mean(self) -> dict[str, Tensor]:
         """The sums divided by the count."""

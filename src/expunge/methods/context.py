@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,7 @@ from expunge.data.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
 from expunge.data.objective import Objective
 from expunge.editing.patches import Patch
-from expunge.errors import InputError, naming
+from expunge.errors import InputError, NoEffectWarning, naming
 from expunge.model import channels, heads
 from expunge.model.checks import screened
 from expunge.runtime.modes import in_mode, seeded
@@ -50,7 +51,7 @@ class Run:
 
 
 class Method(Protocol):
-    """Settings that can be called: changes the given model, and returns what was masked, if anything was."""
+    """Settings that can be called: changes the given model, and returns what it set before any training (a mask, noise), if anything."""
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None: ...
 
@@ -80,16 +81,18 @@ def check_tuning(settings: Tuning | None, method: str = "") -> None:
 
 
 def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Run, mask: Mapping[str, Tensor] | None = None) -> None:
-    """Fine-tune on the remain data, epoch 0 being the model as it is handed over (section Fine-Tuning)."""
+    """Fine-tune on the remain data, epoch 0 being the model as it is handed over (section Fine-Tuning); `freeze` holds the mask at zero."""
     run.after_epoch(0)
     if settings is not None:
         with naming("remain"):
-            tuning.train(model, remain, settings, run.objective, mask, run.after_epoch, run.progress)
+            frozen = mask if settings.freeze else None
+            tuning.train(model, remain, settings, run.objective, frozen, run.after_epoch, run.progress)
 
 
 def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:
     """Set the masked weights to zero, then fine-tune."""
     patch = Patch.zeroing(model, mask)
+    _warn_where_nothing_changes(patch)
     patch.apply(model)
     tune(model, remain, settings, run, mask)
     return patch
@@ -105,6 +108,15 @@ def change_and_tune(
 ) -> Patch:
     """Give these parameters and buffers these values, then fine-tune; what a `mask` names can be frozen at zero."""
     patch = Patch.setting(model, values)
+    if mask is not None:
+        _warn_where_nothing_changes(patch)
     patch.apply(model)
     tune(model, remain, settings, run, mask)
     return patch
+
+
+def _warn_where_nothing_changes(patch: Patch) -> None:
+    """No weight was chosen, or those that were are zero already: whatever is forgotten then, fine-tuning did it."""
+    if all(torch.equal(edit.old, edit.new) for edit in patch.edits.values()):
+        chosen = f"all {len(patch)} weights it names are zero already" if len(patch) else "it names no weight; give a larger ratio"
+        warnings.warn(f"the mask changed nothing: {chosen}", NoEffectWarning, stacklevel=2)

@@ -75,7 +75,7 @@ def relearn_time(
     only: Sequence[str] | None = None,
     objective: Objective = Objective(),
     batch_size: int = 128,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Relearned:
     """Epochs of training on all data until the loss on the forget data is the original's again (section More Readout Functions).
 

@@ -1,1 +1,1 @@
-"""What a computation borrows and gives back: modes, random numbers, threads, CUDA graphs, progress, exit codes."""
+"""What a computation borrows and gives back: modes, random numbers, threads, CUDA graphs, progress, what is shown, exit codes."""

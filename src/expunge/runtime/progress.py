@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, one line at the end elsewhere, nothing unless asked for."""
+"""Progress of long work: a bar on a terminal, a count in a notebook; elsewhere nothing, or one line at the end where asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,28 @@ import time
 from collections.abc import Generator, Iterable, Sized
 from typing import TypeVar
 
+from expunge.validate import check_flag
+
 Item = TypeVar("Item")
+
+
+def is_shown(progress: bool | None) -> bool:
+    """What the caller says; None: where a person looks on, that is where standard error is a terminal or a notebook runs."""
+    if progress is not None:
+        check_flag("progress", progress)
+        return bool(progress)
+    return _on_terminal() or _in_notebook()
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()  # None under pythonw, where nobody looks on
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this; IPython in a terminal has another shell."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else getattr(ipython, "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None, enabled: bool = False) -> Generator[Item, None, None]:
@@ -17,8 +38,10 @@ def track(iterable: Iterable[Item], description: str, total: int | None = None, 
         return
     if total is None and isinstance(iterable, Sized):
         total = len(iterable)
-    if sys.stderr.isatty():
+    if _on_terminal():
         yield from _drawn(iterable, description, total)
+    elif _in_notebook():
+        yield from _counted(iterable, description, total)
     else:
         yield from _summed_up(iterable, description)
 

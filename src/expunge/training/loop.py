@@ -24,7 +24,7 @@ from expunge.model.checks import check_finite, check_module, finite_tensors, scr
 from expunge.runtime.cuda_graphs import Replays
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
-from expunge.runtime.progress import track
+from expunge.runtime.progress import is_shown, track
 from expunge.training import checkpoints, holding
 from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
 from expunge.training.single_samples import Lone
@@ -56,15 +56,17 @@ def train(
     objective: Objective = Objective(),
     mask: Mapping[str, Tensor] | None = None,
     after_epoch: Callable[[int], bool | None] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     keep: str | os.PathLike[str] | None = None,
 ) -> None:
     """Train the model in place, in train mode; `after_epoch(1)` is called when the first epoch is over, and may end the training by True.
 
-    The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay. A dataset is cut into
+    The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay; weights that `mask` names
+    are zero all the time, whatever the optimizer does (`holding.freeze`). A dataset is cut into
     `tuning.batch_size`; a loader keeps its own batches. `keep` names a file that holds the state after every epoch: a training that was
     stopped, at whatever moment, goes on from there, and ends with the weights it would have had. `after_epoch` comes before the file is
     written, so it may be called twice for the epoch in which a training was stopped. Without `keep` every call starts anew.
+    `progress` None: shown where standard error is a terminal or a notebook runs.
 
     A file of a training with other settings or on other data is refused. Data are told from others by the tensors of a TensorDataset or
     of our images, or by the numbers in a dataset's `targets`, also in a Subset, a ConcatDataset or a loader; equal means bit for bit. Other
@@ -74,8 +76,8 @@ def train(
     """
     check_training(model, tuning, objective)
     batches = as_batches(data, "data", tuning.batch_size)
-    hold = partial(holding.freeze, model, mask) if tuning.freeze and mask is not None else None
-    train_phases(model, lambda epoch: [Phase(batches, "data")], tuning, objective, hold, after_epoch, progress, keep)
+    hold = partial(holding.freeze, model, mask) if mask is not None else None
+    train_phases(model, lambda epoch: [Phase(batches, "data")], tuning, objective, hold, after_epoch, is_shown(progress), keep)
 
 
 def check_training(model: nn.Module, tuning: Tuning, objective: Objective) -> None:

@@ -20,7 +20,8 @@ class Tuning:
     """How to train: stochastic gradient descent unless `optimizer` builds another from the trainable parameters.
 
     The schedule sets the learning rate of whatever optimizer there is, in all its groups, so give Adam a schedule that suits it.
-    `momentum` and `weight_decay` are those of our own optimizer. `freeze` keeps masked weights at zero. `eval_mode` trains with dropout
+    `momentum` and `weight_decay` are those of our own optimizer. `freeze`: methods that mask keep those weights at zero while they
+    fine-tune (a `train` of your own has `mask` for it). `eval_mode` trains with dropout
     off and BatchNorm's statistics fixed. `precision` "bfloat16" computes under autocast; the weights stay as they are.
 
     Departures: the text gives no weight decay; 1e-4 is the released program's, as are masked weights that may grow back.

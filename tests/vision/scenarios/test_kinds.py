@@ -264,7 +264,7 @@ def test_a_scenario_is_what_unlearn_takes():
     record = unlearn(cases.model(), *scenario, FisherMask(0.1, tuning=cases.QUICK), watch=scenario.watch).history[-1]
     assert record.accuracies.keys() == {"remain", "forget", "validation remain", "validation forget"}
     assert record.unlearn_score is not None
-    assert unlearn(cases.model(), *limited(scenario, count=0), FisherMask(0.1, tuning=None), watch={}).patch is not None
+    assert unlearn(cases.model(), *limited(scenario, count=0), FisherMask(0.1, tuning=None), watch={}).edit is not None
     attack = poisoned(data, 4, 2, test=data)
     assert "attack" in unlearn(cases.model(), *attack, FisherMask(0.1, tuning=cases.QUICK), watch=attack.watch).history[-1].accuracies
 

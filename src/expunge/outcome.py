@@ -1,0 +1,220 @@
+"""What `unlearn` returns: shown in a few lines, saved to a folder, loaded from it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from expunge.editing.patches import Patch, own_tensors
+from expunge.errors import InputError, MismatchError
+from expunge.methods import Method
+from expunge.model.checks import check_module
+from expunge.model.copying import copied
+from expunge.runtime.display import counted, first_rows, html_table, shortened, text_table
+from expunge.storage.documents import excerpt, read_json
+from expunge.storage.files import write_json
+from expunge.storage.folders import RESULT, reserved, signature
+from expunge.storage.tensors import load_tensors, save_tensors, weights_digest
+
+COMMAND = "unlearn"  # in result.json: what made the folder
+WEIGHTS = "weights.safetensors"
+KEPT_OUT = "not in state_dict/"  # begins the names of buffers that are not persistent
+
+
+@dataclass(frozen=True)
+class Record:
+    """The model after an epoch (0: after masking, before any training); accuracies are fractions."""
+
+    epoch: int
+    accuracies: Mapping[str, float]
+    unlearn_score: float | None
+    seconds: float  # of work so far; the time spent on measuring accuracies is left out
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The new model, all that was changed in it, and how it went.
+
+    `patch.revert(outcome.model)` gives the original's weights and buffers back, bit for bit, after every method. `patch` is None only where
+    a method gave the model other parameters than it had. `edit` is what the method itself set before any training (masked weights, noise,
+    a Newton step), None where it only trains.
+    """
+
+    model: nn.Module
+    patch: Patch | None
+    history: list[Record]
+    seconds: float
+    method: Method | str  # its repr where the outcome was loaded
+    edit: Patch | None = None
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the weights, the patches and the records into a folder, whole or not at all; an earlier outcome there is replaced.
+
+        `weights.safetensors`, `patch.safetensors`, `edit.safetensors` (those that are not None) and `result.json`, with the method's repr.
+        """
+        patches = {f"{name}.safetensors": patch for name, patch in (("patch", self.patch), ("edit", self.edit)) if patch is not None}
+        result = signature(COMMAND, [WEIGHTS, *patches]) | {
+            "method": self.method if isinstance(self.method, str) else repr(self.method),
+            "seconds": self.seconds,
+            "watched": [str(name) for name in self.history[0].accuracies] if self.history else [],
+            "history": [_content(record) for record in self.history],
+            "weights": weights_digest(self.model),
+        }
+
+        def write(new: Path) -> None:
+            save_weights(new / WEIGHTS, self.model)
+            for name, patch in patches.items():
+                patch.save(new / name)
+            write_json(new / RESULT, result)
+
+        with reserved("folder", folder, COMMAND) as place:
+            return place.save(write)
+
+    def __repr__(self) -> str:
+        watched = ", ".join(f"{name} {' → '.join(accuracies)}" for name, *accuracies in self._rows()[1:])
+        return f"Outcome({self._title()}, {watched or 'nothing watched'})"
+
+    def __str__(self) -> str:
+        return text_table(self._title(), self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._title(), self._rows())
+
+    def _title(self) -> str:
+        name = self.method.partition("(")[0] if isinstance(self.method, str) else type(self.method).__name__
+        epochs = counted(self.history[-1].epoch if self.history else 0, "epoch")
+        seconds = f"{self.seconds:.2f} s" if self.seconds < 100 else f"{self.seconds:,.0f} s"
+        return f"{shortened(name)}: {epochs}, {seconds}, {self._changed()}"
+
+    def _changed(self) -> str:
+        if self.patch is None:
+            return "other parameters than before"
+        parameters = dict(self.model.named_parameters())
+        number = sum(len(edit.indices) for name, edit in self.patch.edits.items() if name in parameters)
+        return f"{number:,} of {counted(sum(parameter.numel() for parameter in parameters.values()), 'weight')} changed"
+
+    def _rows(self) -> list[Sequence[str]]:
+        """What was watched, at the first record and the last."""
+        if not self.history or not self.history[0].accuracies:
+            return []
+        ends = [self.history[0], self.history[-1]] if len(self.history) > 1 else self.history
+        head = ("accuracy", *(f"epoch {record.epoch}" for record in ends))
+        rows = [(str(name), *(f"{100 * record.accuracies[name]:.1f} %" for record in ends)) for name in ends[0].accuracies]
+        return first_rows([head, *rows])
+
+
+def load_outcome(folder: str | os.PathLike[str], model: nn.Module) -> Outcome:
+    """The outcome that `Outcome.save` wrote, with a copy of `model` that holds its weights.
+
+    `model` is the original, or any network of the same form; it is left as it is. `method` is the repr of the one that was saved. A file
+    that was cut, changed or is something else is refused.
+    """
+    check_module(model)
+    path = Path(folder)
+    try:
+        record = _Saved.read(read_json(path / RESULT))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            "folder", f"must hold the result.json of an outcome that was saved ({excerpt(error)})", os.fspath(folder)
+        ) from error
+    changed = copied(model)
+    if load_weights(path / WEIGHTS, changed) != record.weights:
+        raise MismatchError(f"{path / WEIGHTS} does not hold the weights that its {RESULT} tells of")
+    patches = {name: Patch.load(path / f"{name}.safetensors") for name in ("patch", "edit") if f"{name}.safetensors" in record.files}
+    for patch in patches.values():
+        patch.mask(changed)  # refused where it is for a model of another form
+    return Outcome(changed, patches.get("patch"), record.history, record.seconds, record.method, patches.get("edit"))
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What result.json holds, looked through."""
+
+    files: list[str]
+    method: str
+    seconds: float
+    history: list[Record]
+    weights: str
+
+    @classmethod
+    def read(cls, content: Any) -> _Saved:
+        if not isinstance(content, dict) or content.get("command") != COMMAND:
+            raise ValueError(f"command must be {COMMAND!r}")
+        texts = [content["method"], content["weights"], *content["files"], *content["watched"]]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("method, weights, files and watched must be text")
+        history = [_record(part, content["watched"]) for part in content["history"]]
+        return cls(content["files"], content["method"], _number("seconds", content["seconds"]), history, content["weights"])
+
+
+def _content(record: Record) -> dict[str, Any]:
+    accuracies = {str(name): value for name, value in record.accuracies.items()}
+    return {"epoch": record.epoch, "accuracies": accuracies, "unlearn_score": record.unlearn_score, "seconds": record.seconds}
+
+
+def _record(content: Any, watched: Sequence[str]) -> Record:
+    """A record with the watched data in their order, which JSON does not keep."""
+    accuracies = {name: _number(f"the accuracy on {excerpt(name, 30)}", content["accuracies"][name], 1) for name in watched}
+    if len(content["accuracies"]) != len(accuracies):
+        raise ValueError("accuracies must be of the data watched")
+    score = content["unlearn_score"]
+    epoch = content["epoch"]
+    if type(epoch) is not int or epoch < 0:
+        raise ValueError(f"an epoch must be a whole number of at least 0; found {excerpt(epoch, 30)}")
+    return Record(epoch, accuracies, None if score is None else _number("unlearn_score", score, 1), _number("seconds", content["seconds"]))
+
+
+def _number(name: str, value: Any, most: float = math.inf) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= most:
+        raise ValueError(f"{name} must be a number from 0 to {most}; found {excerpt(value, 30)}")
+    return float(value)
+
+
+def save_weights(path: Path, model: nn.Module) -> Path:
+    """All parameters and buffers, those that are shared once."""
+    kept_out, stored = _not_persistent(model), {}
+    seen: set[int] = set()
+    for name, tensor in own_tensors(model).items():
+        storage = tensor.untyped_storage().data_ptr()
+        # safetensors takes no two views of one memory.
+        stored[KEPT_OUT + name if name in kept_out else name] = tensor.detach().clone() if storage in seen else tensor
+        seen.add(storage)
+    return save_tensors(path, stored, {"kind": "weights", "digest": weights_digest(model)})
+
+
+def load_weights(path: Path, model: nn.Module) -> str | None:
+    """Give a model the weights of a file, in place, bit for bit, and return their digest; all are refused where one does not fit.
+
+    Buffers that are not persistent (caches) are set where the model has them in the same form.
+    """
+    stored, metadata = load_tensors(path, "weights")
+    kept_out, tensors = _not_persistent(model), own_tensors(model)
+    caches = {name.removeprefix(KEPT_OUT): stored.pop(name) for name in [*stored] if name.startswith(KEPT_OUT)}
+    wanted = tensors.keys() - kept_out
+    if strange := sorted(wanted ^ stored.keys()):
+        raise MismatchError(f"{path} and the model must have the same weights; only one of them has {excerpt(', '.join(strange))}")
+    for name in wanted:
+        if _form(stored[name]) != _form(tensors[name]):
+            raise MismatchError(f"{path} holds {name} of {_form(stored[name])}; the model has it of {_form(tensors[name])}")
+    same = {name: value for name, value in caches.items() if name in kept_out and _form(value) == _form(tensors[name])}
+    with torch.no_grad():
+        for name, value in (stored | same).items():
+            tensors[name].copy_(value)
+    return metadata.get("digest")
+
+
+def _not_persistent(model: nn.Module) -> set[str]:
+    """The buffers that a state_dict leaves out."""
+    modules = model.named_modules()
+    return {f"{path}.{name}".lstrip(".") for path, module in modules for name in module._non_persistent_buffers_set}
+
+
+def _form(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
+    return tuple(tensor.shape), tensor.dtype
