@@ -12,6 +12,7 @@ import pytest
 
 from expunge.bench.run import _deaf_to_ctrl_c
 from expunge.endings import ended, uninterrupted
+from expunge.errors import InputError
 
 heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job, as these tests may be, begins deaf to it
 
@@ -127,3 +128,21 @@ sys.exit(main())
 """
     finished = subprocess.run([sys.executable, "-c", program, "demo"], capture_output=True, text=True)
     assert (finished.returncode, finished.stderr) == (130, "expunge: stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code"),
+    [("--version", ">&-", 0), ("--help", ">&-", 0), ("bench list", ">&- 2>&-", 0), ("report nowhere", "2>&-", 2)],
+)
+def test_streams_that_are_closed_are_not_written(arguments, closed, code, tmp_path):
+    command = f"{sys.executable} -m expunge {arguments} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code and "Traceback" not in done.stderr + done.stdout
+
+
+def test_an_error_is_one_line_whatever_a_file_is_called(capsys):
+    def refuse():
+        raise InputError("data", "a\nb\x1b[31m: must be a picture", "\udcff λ\r")
+
+    assert ended(refuse) == 2
+    assert capsys.readouterr().err == "expunge: data: a\\nb\\x1b[31m: must be a picture; found \\udcff λ\\r\n"

@@ -29,7 +29,7 @@ from expunge.bench.models import Spec, Store, original, retrained
 from expunge.bench.results import BROKEN, Result, check_cell, path_of, read
 from expunge.bench.shapes import check
 from expunge.documents import excerpt, read_json
-from expunge.endings import ended, uninterrupted
+from expunge.endings import ended, on_one_line, uninterrupted
 from expunge.errors import ExpungeError, InputError
 from expunge.locks import held
 from expunge.modes import device_named, one_thread
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tasks,
         place,
         told.jobs,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=lambda line: print(on_one_line(line), file=sys.stderr, flush=True),
         wanted=lambda: told.worker_of in (None, os.getppid()),
     )
     return 0 if all(place.done(task.cell) for task in tasks) else 1
