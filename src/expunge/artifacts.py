@@ -82,6 +82,8 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> Path:
+    """Text that is not Unicode, as a file's name may be, gets question marks: `documents.parse_json` would refuse it."""
+    content = json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
     return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
 
 
@@ -112,10 +114,9 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
 
     if Path(path).exists() and not Path(path).is_file():
         raise InputError("path", "must be a safetensors file", f"{os.fspath(path)}, a folder or device")
-    with open(path, "rb"):  # safetensors' error about a file that is not there does not name it
-        pass
     try:
-        with safe_open(os.fspath(path), framework="pt") as file:
+        # First by Python: safetensors' error about a file that is not there does not name it, and some names it does not take.
+        with open(path, "rb") as opened, safe_open(_in_unicode(path, opened), framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except OSError:
@@ -127,6 +128,12 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     if metadata.pop("content", None) != content_digest(tensors, metadata):
         raise InputError("path", f"must hold {kind!r} as it was saved; its content was changed", os.fspath(path))
     return tensors, metadata
+
+
+def _in_unicode(path: str | os.PathLike[str], opened: IO[bytes]) -> str:
+    """The path of an open file, or where that is not Unicode another that leads to it."""
+    name = os.fsdecode(path)
+    return name if name.isascii() or name == name.encode(errors="replace").decode() else f"/dev/fd/{opened.fileno()}"
 
 
 def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
