@@ -80,6 +80,10 @@ def test_shares_are_from_0_to_1(tmp_path, place, value):
 WRONG = {
     "seconds below zero": (("seconds",), -1),
     "seconds without end": (("seconds",), math.inf),
+    "seconds whose square is infinite": (("seconds",), 1e308),
+    "a divergence whose square is infinite": (("divergence",), -1e308),
+    "a list of epochs to tune": (("cell", "tuning", "epochs"), [5]),
+    "a reading that is a list": (("cell", "method", "reading"), ["text"]),
     "an epoch below zero": (("best", "epoch"), -1),
     "half an epoch": (("best", "epoch"), 1.5),
     "an epoch twice": (("history", 3, "epoch"), 2),
@@ -147,8 +151,9 @@ SHOWN = {
     "next to nothing masked": (("masked_share",), {"a": 5e-324}),
     "no classes": (("class_accuracies",), {}),
     "classes without numbers": (("class_accuracies", "after"), [None] * 10),
-    "seconds near the largest": (("seconds",), 1e308),
-    "losses near the largest": (("relearn", "losses"), [1e308, -1e308]),
+    "seconds near the largest": (("seconds",), 1e100),
+    "losses near the largest": (("relearn", "losses"), [1e100, -1e100]),
+    "divergence near the largest": (("divergence",), -1e100),
     "no re-learning": (("relearn",), None),
     "a scenario of many parts": (("cell", "scenario", "more"), {"a": [1, {"b": [None, 2.5]}]}),
     "a network nobody knows": (("cell", "network"), "<script>"),
@@ -160,6 +165,7 @@ SHOWN = {
 @pytest.mark.parametrize("name", SHOWN)
 def test_odd_results_that_can_be_are_shown(tmp_path, name):
     write(tmp_path, changed(*SHOWN[name]))
+    write(tmp_path, made.result("fisher-mask", 1, cell_relearn={"rate": 0.1, "limit": 20}))  # of one seed alone there is no spread
     assert "<html" in page(results.load(tmp_path), "here")
 
 

@@ -95,7 +95,8 @@ def edited(random: Random, tree: Any) -> Any:
         places = nodes(tree)
         if not places:
             return copy.deepcopy(random.choice(ODD))
-        parent, key = random.choice(places)
+        top = [place for place in places if place[0] is tree]  # few beside the entries of long lists
+        parent, key = random.choice(random.choice([places, top]))
         match random.randrange(6):
             case 0:
                 del parent[key]
@@ -106,7 +107,8 @@ def edited(random: Random, tree: Any) -> Any:
                 if where in other if isinstance(other, dict) else where < len(other):
                     parent[key] = copy.deepcopy(other[where])
             case 3 if type(parent[key]) in (int, float) and abs(parent[key]) < 2**64:
-                parent[key] = random.choice([-parent[key], parent[key] + 1, parent[key] * 1e6, parent[key] / 1e300, str(parent[key])])
+                number = parent[key]
+                parent[key] = random.choice([-number, number + 1, number * 1e6, 1e308, number / 1e300, str(number)])
             case _:
                 parent[key] = copy.deepcopy(random.choice(ODD))  # a list that two places share could come to hold itself
     return tree

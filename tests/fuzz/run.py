@@ -96,7 +96,8 @@ def outcome(read: Any) -> dict[str, Any]:
         read()
         ending = {"outcome": READ}
     except (ExpungeError, OSError) as error:
-        ending = {"outcome": REFUSED} if str(error) else {"outcome": "an error without a word", "text": repr(error)}
+        lines = len(str(error).splitlines())
+        ending = {"outcome": REFUSED} if lines == 1 else {"outcome": f"an error of {lines} lines", "text": repr(error)}
     except Exception as error:
         ending = {"outcome": type(error).__name__, "text": traceback.format_exc()}
     grown = resident() - before

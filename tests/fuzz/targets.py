@@ -67,8 +67,9 @@ def written(write: Callable[[Path], Any]) -> dict[str, bytes]:
 
 
 def good_result() -> dict[str, bytes]:
-    content = made.result("fisher-mask", 0, cell_relearn={"rate": 0.1, "limit": 20})
-    return {"result.json": json.dumps(content).encode()}
+    """Of two seeds: of one alone there is no spread."""
+    first, second = (made.result("fisher-mask", seed, cell_relearn={"rate": 0.1, "limit": 20}) for seed in (0, 1))
+    return {"result.json": json.dumps(first).encode(), f"cells/{second['digest']}.json": json.dumps(second).encode()}
 
 
 def digest_made_right(random: Random, content: bytes) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 
 import expunge
 from expunge.errors import InputError
-from tests.fuzz import run
+from tests.fuzz import mutations, run
 from tests.fuzz.targets import TARGETS
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is measured by Linux's /proc")
@@ -47,7 +47,8 @@ ENDINGS = {
     "read": (lambda: None, run.READ),
     "refused": (raising(InputError("path", "must be good")), run.REFUSED),
     "no file": (raising(FileNotFoundError(2, "No such file")), run.REFUSED),
-    "no word": (raising(OSError()), "an error without a word"),
+    "no word": (raising(OSError()), "an error of 0 lines"),
+    "two lines": (raising(InputError("path", "must\nbe good")), "an error of 2 lines"),
     "raw": (raising(KeyError("settings")), "KeyError"),
     "recursion": (lambda: json.loads("[" * 100_000), "RecursionError"),
     "memory": (lambda: bytearray(b"x") * (run.MEMORY + 2**20), "MiB of memory"),
@@ -88,3 +89,10 @@ def test_crashes_and_hangs_are_noticed_and_their_files_kept(program, told, tmp_p
     run.watch([worker], report)
     assert len(report.failures) == 2 and all(told in failure and "its last words" in failure for failure in report.failures)
     assert [path.read_bytes() for path in sorted((tmp_path / "kept").iterdir())] == [b"the file"] * 2
+
+
+def test_a_case_does_not_depend_on_those_before():
+    before = repr(mutations.ODD)
+    for number in range(2000):
+        mutations.edited(Random(number), {"a": [1, {"b": 2}], "c": 0.5})
+    assert repr(mutations.ODD) == before

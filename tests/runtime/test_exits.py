@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from expunge.errors import InputError
 from expunge.experiments.runner import _deaf_to_ctrl_c
 from expunge.runtime.exits import ended, uninterrupted
 
@@ -127,3 +128,21 @@ sys.exit(main())
 """
     finished = subprocess.run([sys.executable, "-c", program, "demo"], capture_output=True, text=True)
     assert (finished.returncode, finished.stderr) == (130, "expunge: stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code"),
+    [("--version", ">&-", 0), ("--help", ">&-", 0), ("bench list", ">&- 2>&-", 0), ("report nowhere", "2>&-", 2)],
+)
+def test_streams_that_are_closed_are_not_written(arguments, closed, code, tmp_path):
+    command = f"{sys.executable} -m expunge {arguments} {closed}"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code and "Traceback" not in done.stderr + done.stdout
+
+
+def test_an_error_is_one_line_whatever_a_file_is_called(capsys):
+    def refuse():
+        raise InputError("data", "a\nb\x1b[31m: must be a picture", "\udcff λ\r")
+
+    assert ended(refuse) == 2
+    assert capsys.readouterr().err == "expunge: data: a\\nb\\x1b[31m: must be a picture; found \\udcff λ\\r\n"

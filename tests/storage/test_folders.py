@@ -220,3 +220,44 @@ def test_killed_between_any_two_steps_the_next_one_ends_it(out, step):
     assert tree(out.parent) in (old, new)
     save(out, "three")
     assert tree(out.parent) == {"out/three": b"new", "out/result.json": None}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)], ids=["a pipe", "a device"])
+def test_a_manifest_that_never_ends_is_not_read(out, make):
+    out.mkdir(parents=True, exist_ok=True)
+    make(out / "result.json")
+    with pytest.raises(InputError, match="result.json"), reserved("out", out, "demo"):
+        pytest.fail("must not begin")
+
+
+@pytest.mark.parametrize("name", ["new", "earlier", "finished"])
+def test_a_name_of_ours_that_is_taken_is_told_before_the_work(tmp_path, name):
+    (tmp_path / f".out.expunge-{name}").write_text("mine")
+    with pytest.raises(InputError, match=f"expunge-{name} for a folder of its own"), reserved("out", tmp_path / "out", "demo"):
+        pytest.fail("must not begin")
+    assert tree(tmp_path) == {f".out.expunge-{name}": b"mine"}
+
+
+def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / ".out.expunge-lock")
+    with pytest.raises(OSError, match="expunge-lock"), reserved("out", tmp_path / "out", "demo"):
+        pytest.fail("must not begin")
+
+
+def test_who_works_in_the_folder_and_who_does_not_hold_one_lock(tmp_path, monkeypatch):
+    save(tmp_path / "out", "one", content=b"old")
+    with reserved("out", tmp_path / "out", "demo"):
+        monkeypatch.chdir(tmp_path / "out")
+        with pytest.raises(InputError, match="must not be in use"), reserved("out", ".", "demo"):
+            pytest.fail("must not begin")
+
+
+@pytest.mark.parametrize("killed_in", ["out", "."])
+def test_what_a_kill_leaves_is_removed_from_any_working_directory(tmp_path, monkeypatch, killed_in):
+    save(tmp_path / "out", "one", content=b"old")
+    left = tmp_path / ("out/.expunge-new" if killed_in == "out" else ".out.expunge-new")
+    left.mkdir()
+    (left / "half").touch()
+    monkeypatch.chdir(tmp_path / ("." if killed_in == "out" else "out"))
+    save(tmp_path / "out", "two")
+    assert tree(tmp_path) == {"out/two": b"new", "out/result.json": None} and not left.exists()

@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 
 from expunge.errors import InputError
-from expunge.storage.files import check_file, check_folder, write_bytes
+from expunge.storage.documents import read_json
+from expunge.storage.files import check_file, check_folder, write_bytes, write_json
 from expunge.storage.tensors import load_tensors, save_tensors
 from tests.disks import SMALL, small_disk, small_files
 
@@ -154,3 +155,20 @@ def test_any_metadata_come_back(tmp_path, text):
     for length in range(9):  # with every filling of the header
         save_tensors(tmp_path / "file", {"one": torch.ones(2)}, {"kind": "some", "text": text, "y" * length: ""})
         assert load_tensors(tmp_path / "file", "some")[1]["text"] == text
+
+
+NOT_UNICODE = os.fsdecode(b"n\xffn")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_that_are_not_unicode(tmp_path):
+    path = save_tensors(tmp_path / NOT_UNICODE, {"one": torch.ones(2)}, {"kind": "some"})
+    assert torch.equal(load_tensors(path, "some")[0]["one"], torch.ones(2))
+    with pytest.raises(InputError, match="must be a whole safetensors file"):
+        load_tensors(write_bytes(tmp_path / f"x{NOT_UNICODE}", b"text"), "some")
+
+
+def test_json_that_is_written_can_be_read(tmp_path):
+    """A line of an error may name such a file."""
+    content = {"error": f"no data: {NOT_UNICODE}", NOT_UNICODE: [1, 0.1, None, True, "λ"]}
+    assert read_json(write_json(tmp_path / "file", content)) == {"error": "no data: n?n", "n?n": [1, 0.1, None, True, "λ"]}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from expunge.errors import InputError
-from expunge.runtime.exits import uninterrupted
+from expunge.runtime.exits import on_one_line, uninterrupted
 from expunge.storage.files import check_file, check_folder
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
     if options.dry_run:
         _foretell(tasks, place, jobs)
         return 0
-    run(tasks, place, jobs, lambda line: print(line, file=sys.stderr, flush=True))
+    run(tasks, place, jobs, lambda line: print(on_one_line(line), file=sys.stderr, flush=True))
     done = sum(place.done(task.cell) for task in tasks)
     print(f"{done} of {len(tasks)} cells done; {place.folder}/")
     if done < len(tasks):

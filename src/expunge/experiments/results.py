@@ -176,7 +176,7 @@ def check_cell(cell: Cell) -> None:
     """Of a cell that was read from a file; one of BROKEN where it is none."""
     check(cell, Cell, "cell")
     check(cell.validation, Share, "validation")
-    cell.as_json(), cell.label, cell.kind  # which need more of the cell's parts than that they are mappings
+    cell.as_json(), cell.label, hash(cell.kind)  # which need more of the cell's parts than that they are mappings
     check(cell.recipe["epochs"], Count, "epochs")
     for name, value in [*cell.scenario.items(), *cell.method.items()]:
         if name in SHARES:

@@ -28,7 +28,7 @@ from expunge.experiments.measuring import is_result, perform, reason, surroundin
 from expunge.experiments.networks import Spec, Store, original, retrained
 from expunge.experiments.results import BROKEN, Result, check_cell, path_of, read
 from expunge.experiments.shapes import check
-from expunge.runtime.exits import ended, uninterrupted
+from expunge.runtime.exits import ended, on_one_line, uninterrupted
 from expunge.runtime.modes import device_named, one_thread
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.files import write_json
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tasks,
         place,
         told.jobs,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=lambda line: print(on_one_line(line), file=sys.stderr, flush=True),
         wanted=lambda: told.worker_of in (None, os.getppid()),
     )
     return 0 if all(place.done(task.cell) for task in tasks) else 1

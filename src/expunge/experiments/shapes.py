@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from expunge.storage.documents import excerpt
 
+LARGEST = 1e100  # of a number: means of its squares are finite too
+
 
 @dataclass(frozen=True)
 class Within:
-    """The least and the largest a number may be; all are finite."""
+    """The least and the largest a number may be; none is beyond LARGEST."""
 
     low: float
     high: float = math.inf
@@ -57,5 +59,5 @@ def _is(value: Any, kind: Any, name: str) -> bool:
     if origin in (Sequence, tuple):
         return isinstance(value, list | tuple) and all(_is(each, parts[0], name) for each in value)
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
     return isinstance(value, kind) and not isinstance(value, bool)

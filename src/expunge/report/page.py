@@ -53,7 +53,7 @@ def write(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     found = load(folder)
     if not found:
         raise InputError("results", "must be a folder with results in its cells/", os.fspath(folder))
-    return files.write_bytes(out, page(found, os.fspath(folder), read_notes(folder)).encode())
+    return files.write_bytes(out, page(found, os.fspath(folder), read_notes(folder)).encode(errors="replace"))
 
 
 def read_notes(folder: str | os.PathLike[str]) -> Notes:

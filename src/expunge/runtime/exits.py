@@ -17,8 +17,9 @@ REFUSED, FAILED, STOPPED, UNREAD = 2, 1, 130, 141  # the last two as of a progra
 def ended(command: Callable[[], int | None], name: str = "expunge") -> int:
     """Run a command; mistakes in what was asked, Ctrl-C and what the system refuses are a line on standard error, and no traceback.
 
-    Characters that the terminal's encoding does not have are printed as question marks.
+    Characters that the terminal's encoding does not have are printed as question marks; where a stream is closed nothing is.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict":
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -64,10 +65,22 @@ def told(error: OSError) -> str:
     return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
 
 
+def on_one_line(text: str) -> str:
+    """With line breaks, escape sequences of terminals and the like, which names of files may hold, written as in Python."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
 def _said(line: str, code: int) -> int:
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(on_one_line(line), file=sys.stderr, flush=True)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a stream that was closed at the start (`>&-`), and the next file would get its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
 
 
 def _discard_output() -> None:

@@ -99,4 +99,6 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> Path:
+    """Text that is not Unicode, as a file's name may be, gets question marks: `documents.parse_json` would refuse it."""
+    content = json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
     return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,27 +41,29 @@ class Reserved:
     """The same, without links: those stay, and lead to the new result."""
     command: str
     movable: bool
+    beside: bool
+    """Whether the lock is in the parent: for all processes alike, wherever they work."""
 
     @property
     def new(self) -> Path:
-        return self._own("new")
+        return self._own("new", self.movable)
 
     @property
     def earlier(self) -> Path:
         """Where an earlier result is while the new one takes its place."""
-        return self._own("earlier")
+        return self._own("earlier", self.movable)
 
     @property
     def finished(self) -> Path:
         """What `new` is called when it is whole and goes file by file into a folder that cannot be renamed."""
-        return self._own("finished")
+        return self._own("finished", self.movable)
 
     @property
     def lock(self) -> Path:
-        return self._own("lock")
+        return self._own("lock", self.beside)
 
-    def _own(self, name: str) -> Path:
-        if self.movable:
+    def _own(self, name: str, beside: bool) -> Path:
+        if beside:
             return self.folder.with_name(f".{self.folder.name}.expunge-{name}")
         return self.folder / f".expunge-{name}"
 
@@ -118,13 +120,16 @@ class Reserved:
         """End what was begun here, by us or by a process that was killed: while we hold the lock nobody else is at it."""
         if (self.finished / RESULT).exists():
             self._move_in()
-        if self.earlier.exists() and not self.folder.exists():
+        if self.earlier.is_dir() and not self.folder.exists():
             os.replace(self.earlier, self.folder)
         for left in (self.new, self.earlier, self.finished):
             remove(left)
 
     def check(self) -> None:
         """Refuse a folder that holds anything but an earlier result of the same command."""
+        for path in (self.new, self.earlier, self.finished):
+            if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink()):
+                raise InputError(self.argument, f"needs the name {path} for a folder of its own: move what is there", os.fspath(self.shown))
         own = {path.name for path in (self.new, self.lock, self.finished)}
         if (stranger := next(strangers(self.folder, self.command, own), None)) is not None:
             rule = f"must be a folder that is new, empty, or holds an earlier result of `expunge {self.command}` and nothing else"
@@ -136,11 +141,13 @@ def reserved(argument: str, out: str | os.PathLike[str], command: str) -> Iterat
     """Check a folder before the work, and keep other processes from writing it meanwhile; the lock ends with the process."""
     check_folder(argument, out)
     folder = Path(os.path.realpath(out))
-    place = Reserved(argument, Path(out), folder, command, is_movable(folder))
+    place = Reserved(argument, Path(out), folder, command, is_movable(folder), _is_replaceable(folder))
     place.lock.parent.mkdir(parents=True, exist_ok=True)
     with held_and_removed(place.lock) as free:
         if not free:
             raise InputError(argument, "must not be in use: another command is writing there", os.fspath(out))
+        if place.beside:  # another working directory may have made the other choice
+            replace(place, movable=not place.movable).recover()
         place.recover()
         place.check()
         try:
@@ -151,7 +158,11 @@ def reserved(argument: str, out: str | os.PathLike[str], command: str) -> Iterat
 
 def is_movable(folder: Path) -> bool:
     """Whether the folder can be renamed, and whoever works in it would not be left in one that is removed."""
-    if os.path.ismount(folder) or Path.cwd().is_relative_to(folder):
+    return _is_replaceable(folder) and not Path.cwd().is_relative_to(folder)
+
+
+def _is_replaceable(folder: Path) -> bool:
+    if os.path.ismount(folder):
         return False
     return not folder.exists() or os.access(folder.parent, os.W_OK | os.X_OK)
 

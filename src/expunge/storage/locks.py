@@ -24,6 +24,11 @@ def lock(file: IO[bytes]) -> bool:
     return lock_descriptor(file.fileno(), blocking=False)
 
 
+def _opened(path: Path) -> IO[bytes]:
+    """Made where it is not there; a pipe that nobody reads is an OSError, not a wait."""
+    return open(path, "ab", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0), 0o666))
+
+
 @contextmanager
 def held(path: Path) -> Iterator[bool]:
     """True while this process alone holds the lock, False where another does; the empty file stays.
@@ -31,7 +36,7 @@ def held(path: Path) -> Iterator[bool]:
     Removing it is a race where machines share the folder: one may still see the file that another has just removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with _opened(path) as file:
         yield lock(file)
 
 
@@ -39,7 +44,7 @@ def held(path: Path) -> Iterator[bool]:
 def held_and_removed(path: Path) -> Iterator[bool]:
     """As `held`, and the file is removed at the end; one that a killed process left is taken over."""
     while True:
-        with path.open("ab") as file:
+        with _opened(path) as file:
             if not lock(file):
                 yield False
                 return

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +52,9 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
 
     if Path(path).exists() and not Path(path).is_file():
         raise InputError("path", "must be a safetensors file", f"{os.fspath(path)}, a folder or device")
-    with open(path, "rb"):  # safetensors' error about a file that is not there does not name it
-        pass
     try:
-        with safe_open(os.fspath(path), framework="pt") as file:
+        # First by Python: safetensors' error about a file that is not there does not name it, and some names it does not take.
+        with open(path, "rb") as opened, safe_open(_in_unicode(path, opened), framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except OSError:
@@ -66,6 +66,12 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     if metadata.pop("content", None) != content_digest(tensors, metadata):
         raise InputError("path", f"must hold {kind!r} as it was saved; its content was changed", os.fspath(path))
     return tensors, metadata
+
+
+def _in_unicode(path: str | os.PathLike[str], opened: IO[bytes]) -> str:
+    """The path of an open file, or where that is not Unicode another that leads to it."""
+    name = os.fsdecode(path)
+    return name if name.isascii() or name == name.encode(errors="replace").decode() else f"/dev/fd/{opened.fileno()}"
 
 
 def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

@@ -313,3 +313,21 @@ def test_the_command_fetches_into_the_folder_given(tmp_path, monkeypatch, capsys
         assert cli.main(["data", "get", "cifar10"]) == 0
     assert (tmp_path / "sub/file.bin").read_bytes() == (tmp_path / "other/sub/file.bin").read_bytes() == CONTENT
     assert str(tmp_path / "sub/file.bin") in capsys.readouterr().out
+
+
+def test_two_at_once_do_not_write_one_file(tmp_path):
+    """The second would go on after what the first has so far, and write into the file that the first has checked and named."""
+    with serving() as server:
+        file, refused = published(server), []
+        answer = server.answer
+
+        def slow(handler):
+            server.answer = answer
+            with pytest.raises(DownloadError, match="file.bin is being fetched by another process"):
+                fetch(file, tmp_path / "file.bin")
+            refused.append(True)
+            answer(handler)
+
+        server.answer = slow
+        assert fetch(file, tmp_path / "file.bin").read_bytes() == CONTENT
+    assert refused and [path.name for path in tmp_path.iterdir()] == ["file.bin"]

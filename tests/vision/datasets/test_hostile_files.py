@@ -373,7 +373,7 @@ def test_a_program_is_no_picture(tmp_path, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **options: pytest.fail(f"started {arguments}"))
     folder_with(tmp_path, EPS)
-    with pytest.raises(InputError, match=r"3.png: must be a whole picture file \(JPEG, PNG, .*cannot identify"):
+    with pytest.raises(InputError, match=r"3.png: must be a whole picture file \(JPEG, PNG, .*\); found none of these$"):
         load(str(tmp_path))
     assert "PIL.EpsImagePlugin" not in sys.modules or Image.open(io.BytesIO(EPS)).format == "EPS"  # the test can fail
 

@@ -20,6 +20,7 @@ from expunge.errors import ExpungeError, InputError
 from expunge.runtime.progress import track
 from expunge.storage.documents import excerpt
 from expunge.storage.files import write_bytes
+from expunge.storage.locks import held_and_removed
 from expunge.vision.datasets.files import climbs, data_folder, md5_of
 
 PIECE = 2**20
@@ -124,9 +125,20 @@ def fetch(file: File, target: Path, progress: bool = False) -> Path:
     for path in (target, partial):
         if path.exists() and not path.is_file():
             raise DownloadError(f"{path} must be a plain file, or a new one; it is a folder, a pipe or a device")
-    if target.exists() and md5_of(target) == file.md5:
+    if _is_whole(file, target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    with held_and_removed(target.with_name(f".{target.name}.expunge-lock")) as free:
+        if not free:
+            raise DownloadError(f"{target} is being fetched by another process: wait for its end")
+        return target if _is_whole(file, target) else _fetch(file, target, partial, progress)
+
+
+def _is_whole(file: File, target: Path) -> bool:
+    return target.exists() and md5_of(target) == file.md5
+
+
+def _fetch(file: File, target: Path, partial: Path, progress: bool) -> Path:
     reason: object = None
     for attempt in range(ATTEMPTS):
         if attempt:

@@ -62,7 +62,7 @@ def _room(count: int, picture: Tensor) -> Tensor:
 
 def _pixels(name: str, content: bytes, size: int | None, most: int, large: Executor) -> Tensor:
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise InputError("data", "pictures need Pillow: pip install pillow") from error
     try:
@@ -70,8 +70,9 @@ def _pixels(name: str, content: bytes, size: int | None, most: int, large: Execu
             width, height = file.size
             if width * height <= most:
                 return _resized(file, size) if width * height <= MANY else large.submit(_resized, file, size).result()
-    except Exception as error:  # of a broken picture Pillow may say anything
-        raise InputError("data", f"{name}: must be a whole picture file ({', '.join(FORMATS)})", error) from error
+    except Exception as error:  # of a broken picture Pillow may say anything, of other files an address in memory
+        found = "none of these" if isinstance(error, UnidentifiedImageError) else error
+        raise InputError("data", f"{name}: must be a whole picture file ({', '.join(FORMATS)})", found) from error
     raise InputError("data", f"{name}: a picture must have at most {most} pixels", f"{width}×{height}")
 
 
