@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from expunge.data.batches import as_batches
 from expunge.data.objective import Objective
-from expunge.editing import masks
 from expunge.errors import DivergedError, InputError, ModelError
+from expunge.training import holding
 from expunge.training.loop import Phase, train, train_phases
 from expunge.training.schedules import Constant, Steps, replay
 from expunge.training.side_by_side import Training, train_together
@@ -282,7 +282,7 @@ def test_only_masked_weights_move(optimizer):
     mask["0.weight"][:, :3] = True
     phase = Phase(as_batches(data(), batch_size=8), "remain")
     tuning = Tuning(Constant(0.01, 3), weight_decay=0.1, optimizer=optimizer)
-    train_phases(model, lambda epoch: [phase], tuning, hold=lambda optimizer: masks.only(model, mask, optimizer))
+    train_phases(model, lambda epoch: [phase], tuning, hold=lambda optimizer: holding.only(model, mask, optimizer))
     assert torch.equal(model[0].weight[:, 3:], before[0].weight[:, 3:])
     assert (model[0].weight[:, :3] != before[0].weight[:, :3]).all()
     for name, value in before.named_parameters():
