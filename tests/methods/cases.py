@@ -22,6 +22,7 @@ from expunge.methods import (
     NewtonNoise,
     RandomLabels,
     RandomMask,
+    ResetAndDistil,
     Retrain,
     SalUn,
     TfIdfMask,
@@ -48,6 +49,7 @@ CASES = {
     "salun": lambda tuning=QUICK: SalUn(tuning=tuning),
     "bad-teacher": lambda tuning=QUICK: BadTeacher(tuning=tuning),
     "scrub": lambda tuning=QUICK: SCRUB(max_epochs=1, tuning=tuning),
+    "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
     "finetune": lambda tuning=QUICK: Finetune(tuning),
     "retrain": lambda tuning=QUICK: Retrain(tuning),
 }

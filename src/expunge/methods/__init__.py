@@ -9,6 +9,7 @@ from expunge.methods.masking import FisherMask, MaskClassifier, RandomMask
 from expunge.methods.noise import FisherNoise, NewtonNoise
 from expunge.methods.opposing import GradientAscent, NegGradPlus
 from expunge.methods.relabelling import RandomLabels
+from expunge.methods.resetting import ResetAndDistil
 from expunge.methods.saliency import SalUn
 from expunge.methods.training import Finetune, Retrain
 
@@ -28,6 +29,7 @@ METHODS = {
     "salun": SalUn,
     "bad-teacher": BadTeacher,
     "scrub": SCRUB,
+    "reset-and-distil": ResetAndDistil,
     "finetune": Finetune,
     "retrain": Retrain,
 }
@@ -49,6 +51,7 @@ __all__ = [
     "NewtonNoise",
     "RandomLabels",
     "RandomMask",
+    "ResetAndDistil",
     "Retrain",
     "Run",
     "SalUn",

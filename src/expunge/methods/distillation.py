@@ -17,6 +17,7 @@ from expunge.methods.streams import mixed, tagged, tune_phases
 from expunge.methods.training import built, reset
 from expunge.model.copying import copied
 from expunge.runtime.modes import seeded
+from expunge.training.distillation import divergence
 from expunge.training.loop import Losses, Phase
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
@@ -124,13 +125,6 @@ class SCRUB:
         most = Phase(as_batches(forget, "forget", self.forget_batch_size), "forget", disobey)
         least = Phase(as_batches(remain, "remain", self.tuning.batch_size), "remain", obey)
         tune_phases(model, lambda epoch: [most, least] if epoch < self.max_epochs else [least], self.tuning, run)
-
-
-def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """KL(softmax(teacher/T) ‖ softmax(student/T)) of each sample, summed over its positions where logits are (N, K, ...)."""
-    wide = torch.promote_types(student.dtype, torch.float32)
-    goal, found = ((logits.to(wide) / temperature).log_softmax(1) for logits in (teacher, student))
-    return (goal.exp() * (goal - found)).flatten(1).sum(1)
 
 
 def _teacher(model: nn.Module) -> nn.Module:

@@ -1,12 +1,15 @@
 """The one training loop, its settings and schedules, and several trainings side by side."""
 
+from expunge.training.distillation import Distillation
 from expunge.training.loop import Phase, steps, train, train_phases
-from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
+from expunge.training.schedules import Constant, OneCycle, Replay, Schedule, Steps, replay
 from expunge.training.side_by_side import Training, train_together
 from expunge.training.tuning import Precision, Tuning
 
 __all__ = [
     "Constant",
+    "Distillation",
+    "OneCycle",
     "Phase",
     "Precision",
     "Replay",

@@ -93,13 +93,14 @@ class Phase:
 
     `loss(model, batch, losses)` returns the number to minimise. `losses(logits, targets)` are the objective's, one a sample; labels are
     looked at in the first epoch. `argument` names the data in an error. `samples(batch)` is what the objective takes for a batch, where
-    more goes with it.
+    more goes with it. `replayable` says that the loss is tensor operations alone, so that a CUDA graph may hold its steps.
     """
 
     batches: Batches
     argument: str
     loss: Callable[[nn.Module, Batch, Losses], Tensor] | None = None
     samples: Callable[[Batch], Batch] = lambda batch: batch
+    replayable: bool = False
 
 
 def train_phases(
@@ -181,7 +182,7 @@ def _epoch(
                 _look_at(model, phase, objective)
         losses: Losses = objective.per_sample if check and replays is None else objective.losses
         if replays is not None and phase.batches.rows is not None:
-            samples: Callable[[Any], Batch] = phase.batches.rows.read
+            samples: Callable[[Any], Batch] = partial(_samples_of_rows, phase, phase.batches.rows)
             batches: Iterable[Any] = phase.batches.rows.shuffled(tuning.seed + epoch, device)
         else:
             samples = phase.samples
@@ -263,7 +264,9 @@ class _Update:
     def replays(self, phase: Phase, device: torch.device) -> Replays[Tensor] | None:
         """How to replay this phase's steps from the rows of its data; None where they have to be made one by one."""
         rows, key = phase.batches.rows, id(phase.batches)
-        if device.type != "cuda" or rows is None or phase.loss is not None or self.tuning.optimizer is not None or hooked(self.model):
+        if device.type != "cuda" or rows is None or self.tuning.optimizer is not None or hooked(self.model):
+            return None
+        if phase.loss is not None and not phase.replayable:
             return None
         if key not in self._replays:
             step = partial(self._from_rows, phase, rows)
@@ -278,6 +281,10 @@ class _Update:
         return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)
 
 
+def _samples_of_rows(phase: Phase, rows: Rows, chosen: Tensor) -> Batch:
+    return phase.samples(rows.read(chosen))
+
+
 def _on_device(rows: Rows, device: torch.device) -> bool:
     try:
         one = rows.read(torch.zeros(1, dtype=torch.int64, device=device))
@@ -290,7 +297,7 @@ def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
     """Look at all of the data before the first step: replayed ones cannot."""
     logits: torch.Size | None = None
     with naming(phase.argument), in_mode(model, training=False), torch.no_grad():
-        for batch in screened(phase.batches, phase.argument, objective):
+        for batch in map(phase.samples, screened(phase.batches, phase.argument, objective)):
             first = logits is None
             logits = objective.logits(model, batch).shape if logits is None else logits
             objective.check_batch(logits, batch, same_batch=first)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from expunge.errors import InputError
-from expunge.validate import MOST_EPOCHS, check_amount, check_positive, check_whole, make_plain, plain_number, shown
+from expunge.validate import MOST_EPOCHS, check_amount, check_number, check_positive, check_whole, make_plain, plain_number, shown
 
 
 class Schedule(Protocol):
@@ -65,6 +65,28 @@ class Steps:
         # A replayed time is a product of floats: without the margin 2.5 epochs could miss their decay by one step.
         passed = sum(1 for decay in self.decays if time >= decay - 1e-9 * self.epochs)
         return self.base * self.factor**passed
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """One rise and one fall: from 0 to `peak` over the share `rise` of the epochs, then straight back to 0.
+
+    A few epochs from fresh weights take a large rate, and end well only where it has come down.
+    """
+
+    peak: float = 0.1
+    epochs: int = 5
+    rise: float = 0.15
+
+    def __post_init__(self) -> None:
+        check_positive("peak", self.peak)
+        _check_epochs(self.epochs)
+        check_number("rise", self.rise, 0, 1)
+        make_plain(self)
+
+    def rate(self, time: float) -> float:
+        top = self.rise * self.epochs
+        return self.peak * (time / top if time < top else (self.epochs - time) / (self.epochs - top))
 
 
 @dataclass(frozen=True)
