@@ -1,0 +1,140 @@
+"""The jobs of the trials, in the order of their worth: python -m benchmarks.forgetting.plan FOLDER"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+LABELS = {1: 3, 2: 6, 3: 9}  # a class for every seed
+EPOCHS, RELEARN = 5, 5
+STAGE = {"by": "depth", "share": 0.35}
+RESETS: dict[str, dict[str, Any]] = {
+    "nothing": {"by": "none"},
+    "classifier": {"by": "names", "names": ["classifier"]},
+    "last block": {"by": "names", "names": ["classifier", "stage3.2"]},
+    "last stage": STAGE,
+    "last two stages": {"by": "names", "names": ["classifier", "stage3", "stage2"]},
+    "all": {"by": "depth", "share": 1.0},
+    "fisher kernels 2 %": {"by": "units", "unit": "kernel", "score": "difference", "ratio": 0.02},
+    "fisher kernels 10 %": {"by": "units", "unit": "kernel", "score": "difference", "ratio": 0.1},
+    "fisher kernels 30 %": {"by": "units", "unit": "kernel", "score": "difference", "ratio": 0.3},
+    "fisher kernels 30 %, classifier out": {"by": "units", "unit": "kernel", "score": "difference", "ratio": 0.3, "head": False},
+    "fisher ratio kernels 10 %": {"by": "units", "unit": "kernel", "score": "ratio", "ratio": 0.1},
+    "fisher ratio kernels 30 %": {"by": "units", "unit": "kernel", "score": "ratio", "ratio": 0.3},
+    "random kernels 10 %": {"by": "units", "unit": "kernel", "score": "random", "ratio": 0.1},
+    "random kernels 30 %": {"by": "units", "unit": "kernel", "score": "random", "ratio": 0.3},
+    "fisher channels 10 %": {"by": "units", "unit": "channel", "score": "difference", "ratio": 0.1},
+    "fisher channels 30 %": {"by": "units", "unit": "channel", "score": "difference", "ratio": 0.3},
+    "fisher ratio channels 30 %": {"by": "units", "unit": "channel", "score": "ratio", "ratio": 0.3},
+    "random channels 30 %": {"by": "units", "unit": "channel", "score": "random", "ratio": 0.3},
+    "fisher layers 70k": {"by": "layers", "score": "difference", "weights": 70000},
+    "fisher layers 200k": {"by": "layers", "score": "difference", "weights": 200000},
+    "fisher ratio layers 70k": {"by": "layers", "score": "ratio", "weights": 70000},
+    "fisher ratio layers 200k": {"by": "layers", "score": "ratio", "weights": 200000},
+    "fisher ratio kernels 50 % of the last stage": {
+        "by": "units", "unit": "kernel", "score": "ratio", "ratio": 0.5, "inside": ["stage3", "classifier"],
+    },
+    "random kernels 50 % of the last stage": {
+        "by": "units", "unit": "kernel", "score": "random", "ratio": 0.5, "inside": ["stage3", "classifier"],
+    },
+}  # fmt: skip
+
+
+def networks() -> Iterator[dict[str, Any]]:
+    for seed in LABELS:
+        yield {"job": "network", "seed": seed}
+    for seed, label in LABELS.items():
+        yield {"job": "network", "seed": seed, "scenario": {"kind": "category", "label": label}, "retrained": True}
+    yield {"job": "network", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
+    for fraction in (0.5, 0.1):
+        yield {"job": "network", "seed": 1, "scenario": {"kind": "mislabelled", "fraction": fraction}}
+
+
+def sums() -> Iterator[dict[str, Any]]:
+    for seed, label in LABELS.items():
+        yield {"job": "fisher", "seed": seed, "scenario": {"kind": "category", "label": label}}
+    yield {"job": "fisher", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
+
+
+def of_class(group: str, variant: str, **settings: Any) -> Iterator[dict[str, Any]]:
+    for seed, label in LABELS.items():
+        base = {"job": "trial", "group": group, "variant": variant, "seed": seed, "scenario": {"kind": "category", "label": label}}
+        told = {"method": "reset and distil", "reset": STAGE, "temperature": 4.0, "weight": 0.9, "epochs": EPOCHS}
+        yield {**base, **told, "compare": True, "probe": True, "relearn": RELEARN, **settings}
+
+
+def of_samples(variant: str, scenario: dict[str, Any], seed: int, **settings: Any) -> dict[str, Any]:
+    told = {"method": "reset and distil", "reset": STAGE, "temperature": 4.0, "weight": 0.9, "epochs": EPOCHS}
+    return {"job": "trial", "group": scenario["kind"], "variant": variant, "seed": seed, "scenario": scenario, **told, **settings}
+
+
+def classes() -> Iterator[dict[str, Any]]:
+    yield from of_class("reference", "retrained", method="retrained", relearn=10)
+    yield from of_class("reference", "original", method="original", relearn=0)
+    yield from of_class("reset", "last stage")
+    yield from of_class("exclude", "out of the teacher alone", exclude="teacher")
+    for name in ("nothing", "classifier", "last block", "last two stages"):
+        yield from of_class("reset", name, reset=RESETS[name])
+    for epochs in (2, 3, 1, 8):
+        yield from of_class("epochs", f"{epochs} epochs", epochs=epochs)
+    for name, reset in RESETS.items():
+        if "fisher" in name or "random" in name or name == "all":
+            yield from of_class("reset", name, reset=reset)
+    for temperature in (1.0, 2.0, 4.0, 8.0):
+        for weight in (0.5, 0.9):
+            if (temperature, weight) != (4.0, 0.9):
+                yield from of_class("distil", f"T {temperature:g}, weight {weight}", temperature=temperature, weight=weight)
+    for temperature, weight in ((1.0, 0.9), (2.0, 0.9), (4.0, 1.0)):
+        yield from of_class("exclude", f"T {temperature:g}, weight {weight}", temperature=temperature, weight=weight, exclude="teacher")
+    yield from of_class("distil", "cross-entropy alone", weight=0.0)
+    yield from of_class("reference", "fine-tuning, replayed", reset=RESETS["nothing"], weight=0.0, schedule="replayed")
+    for rate in (0.05, 0.2):
+        yield from of_class("rate", f"rate {rate}", rate=rate)
+    yield from of_class("rate", "decay 5e-4", decay=5e-4)
+    yield from of_class("values", "torch's own initialisation", values="torch")
+
+
+def samples() -> Iterator[dict[str, Any]]:
+    poisoned, chosen = (
+        {"kind": "poisoned", "n": 200},
+        ("nothing", "last stage", "last two stages", "fisher ratio kernels 10 %", "fisher kernels 10 %"),
+    )
+    yield of_samples("original", poisoned, 1, method="original")
+    for name in (*chosen, "random kernels 10 %", "random kernels 30 %"):
+        yield of_samples(name, poisoned, 1, reset=RESETS[name])
+    yield of_samples("all, 10 epochs", poisoned, 1, reset=RESETS["all"], epochs=10)
+    for fraction in (0.5, 0.1):
+        wrong = {"kind": "mislabelled", "fraction": fraction}
+        yield of_samples("original", wrong, 1, method="original")
+        for name in ("nothing", "last stage", "last two stages"):
+            yield of_samples(name, wrong, 1, reset=RESETS[name])
+        for name in ("last two stages", "all"):
+            yield of_samples(f"{name}, 10 epochs", wrong, 1, reset=RESETS[name], epochs=10)
+        yield of_samples("all, 10 epochs, T 2", wrong, 1, reset=RESETS["all"], epochs=10, temperature=2.0)
+        yield of_samples("all, 10 epochs, weight 1", wrong, 1, reset=RESETS["all"], epochs=10, weight=1.0)
+    for seed in LABELS:
+        subset = {"kind": "subset", "fraction": 2500 / 45000}
+        yield of_samples("original", subset, seed, method="original")
+        for name in ("nothing", "last stage", "last two stages"):
+            yield of_samples(name, subset, seed, reset=RESETS[name])
+        yield of_samples("last two stages, 10 epochs", subset, seed, reset=RESETS["last two stages"], epochs=10)
+
+
+def write(folder: Path, jobs: Iterator[dict[str, Any]], first: int = 0) -> int:
+    (folder / "queue").mkdir(parents=True, exist_ok=True)
+    number = first
+    for number, job in enumerate(jobs, start=first):
+        (folder / "queue" / f"{number:05d}.json").write_text(json.dumps(job))
+    return number + 1
+
+
+def everything() -> Iterator[dict[str, Any]]:
+    for part in (networks, sums, classes, samples):
+        yield from part()
+
+
+if __name__ == "__main__":
+    print(write(Path(sys.argv[1]), everything()), "jobs")
