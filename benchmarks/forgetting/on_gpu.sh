@@ -11,7 +11,7 @@ rehearse)  # every kind of job once, at a tiny size
   timeout 150 python3 -m benchmarks.forgetting.work $P $D --workers 10 --epochs 2 --limit 10000
   wc -l $P/results.jsonl; head -c 4000 $P/errors.log; cut -c1-900 $P/results.jsonl | tail -n 3; cp $P/results.jsonl "$OUT/rehearsal.jsonl" ;;
 start)
-  mkdir -p $R; python3 -m benchmarks.forgetting.plan $R
+  mkdir -p $R; [ -d "${3:-}" ] && cp -r "$3"/. $R/; python3 -m benchmarks.forgetting.plan $R
   setsid nohup python3 -m benchmarks.forgetting.work $R $D --workers "${2:-10}" > $R/log 2>&1 < /dev/null & ;;
 add)  # more jobs, from a file of JSON lines
   python3 -c "

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.forgetting.trial import network_name
+
 LABELS = {1: 3, 2: 6, 3: 9}  # a class for every seed
-EPOCHS, RELEARN = 5, 5
+EPOCHS, RELEARN = 5, 4
 STAGE = {"by": "depth", "share": 0.35}
 RESETS: dict[str, dict[str, Any]] = {
     "nothing": {"by": "none"},
@@ -48,15 +50,11 @@ def networks() -> Iterator[dict[str, Any]]:
         yield {"job": "network", "seed": seed}
     for seed, label in LABELS.items():
         yield {"job": "network", "seed": seed, "scenario": {"kind": "category", "label": label}, "retrained": True}
-    yield {"job": "network", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
-    for fraction in (0.5, 0.1):
-        yield {"job": "network", "seed": 1, "scenario": {"kind": "mislabelled", "fraction": fraction}}
 
 
 def sums() -> Iterator[dict[str, Any]]:
     for seed, label in LABELS.items():
         yield {"job": "fisher", "seed": seed, "scenario": {"kind": "category", "label": label}}
-    yield {"job": "fisher", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
 
 
 def of_class(group: str, variant: str, **settings: Any) -> Iterator[dict[str, Any]]:
@@ -75,29 +73,53 @@ def classes() -> Iterator[dict[str, Any]]:
     yield from of_class("reference", "retrained", method="retrained", relearn=10)
     yield from of_class("reference", "original", method="original", relearn=0)
     yield from of_class("reset", "last stage")
-    yield from of_class("exclude", "out of the teacher alone", exclude="teacher")
+    yield from of_class("exclude", "T 4, weight 0.9", exclude="teacher")
     for name in ("nothing", "classifier", "last block", "last two stages"):
         yield from of_class("reset", name, reset=RESETS[name])
-    for epochs in (2, 3, 1, 8):
+    for name in ("fisher ratio kernels 30 %", "random kernels 30 %", "fisher kernels 30 %", "fisher ratio kernels 10 %"):
+        yield from of_class("reset", name, reset=RESETS[name])
+    for epochs in (2, 3, 1):
         yield from of_class("epochs", f"{epochs} epochs", epochs=epochs)
-    for name, reset in RESETS.items():
-        if "fisher" in name or "random" in name or name == "all":
-            yield from of_class("reset", name, reset=reset)
-    for temperature in (1.0, 2.0, 4.0, 8.0):
-        for weight in (0.5, 0.9):
-            if (temperature, weight) != (4.0, 0.9):
-                yield from of_class("distil", f"T {temperature:g}, weight {weight}", temperature=temperature, weight=weight)
-    for temperature, weight in ((1.0, 0.9), (2.0, 0.9), (4.0, 1.0)):
-        yield from of_class("exclude", f"T {temperature:g}, weight {weight}", temperature=temperature, weight=weight, exclude="teacher")
+    for temperature, weight in ((1.0, 0.9), (2.0, 0.9), (8.0, 0.9), (1.0, 0.5), (4.0, 0.5)):
+        yield from of_class("distil", f"T {temperature:g}, weight {weight}", temperature=temperature, weight=weight)
     yield from of_class("distil", "cross-entropy alone", weight=0.0)
+    for name in ("fisher ratio channels 30 %", "random channels 30 %", "fisher channels 30 %", "fisher ratio layers 200k"):
+        yield from of_class("reset", name, reset=RESETS[name])
+    for name in ("fisher layers 200k", "fisher layers 70k", "fisher kernels 30 %, classifier out", "all"):
+        yield from of_class("reset", name, reset=RESETS[name])
+    for temperature in (1.0, 2.0):
+        yield from of_class("exclude", f"T {temperature:g}, weight 0.9", temperature=temperature, exclude="teacher")
     yield from of_class("reference", "fine-tuning, replayed", reset=RESETS["nothing"], weight=0.0, schedule="replayed")
+    yield from samples()
+    yield from of_class("epochs", "8 epochs", epochs=8)
+    for name in ("fisher ratio kernels 50 % of the last stage", "random kernels 50 % of the last stage", "random kernels 10 %"):
+        yield from of_class("reset", name, reset=RESETS[name])
     for rate in (0.05, 0.2):
         yield from of_class("rate", f"rate {rate}", rate=rate)
     yield from of_class("rate", "decay 5e-4", decay=5e-4)
     yield from of_class("values", "torch's own initialisation", values="torch")
+    for name in ("fisher kernels 2 %", "fisher kernels 10 %", "fisher channels 10 %", "fisher ratio layers 70k"):
+        yield from of_class("reset", name, reset=RESETS[name])
+    for temperature, weight in ((2.0, 0.5), (8.0, 0.5)):
+        yield from of_class("distil", f"T {temperature:g}, weight {weight}", temperature=temperature, weight=weight)
+    yield from of_class("exclude", "T 4, weight 1.0", weight=1.0, exclude="teacher")
 
 
 def samples() -> Iterator[dict[str, Any]]:
+    for seed in LABELS:
+        subset = {"kind": "subset", "fraction": 2500 / 45000}
+        yield of_samples("original", subset, seed, method="original")
+        for name in ("nothing", "last stage", "last two stages"):
+            yield of_samples(name, subset, seed, reset=RESETS[name])
+        yield of_samples("last two stages, 10 epochs", subset, seed, reset=RESETS["last two stages"], epochs=10)
+
+
+def altered() -> Iterator[dict[str, Any]]:
+    """Poison and wrong labels, each with a network of its own; for another session."""
+    yield {"job": "network", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
+    for fraction in (0.5, 0.1):
+        yield {"job": "network", "seed": 1, "scenario": {"kind": "mislabelled", "fraction": fraction}}
+    yield {"job": "fisher", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
     poisoned, chosen = (
         {"kind": "poisoned", "n": 200},
         ("nothing", "last stage", "last two stages", "fisher ratio kernels 10 %", "fisher kernels 10 %"),
@@ -115,24 +137,32 @@ def samples() -> Iterator[dict[str, Any]]:
             yield of_samples(f"{name}, 10 epochs", wrong, 1, reset=RESETS[name], epochs=10)
         yield of_samples("all, 10 epochs, T 2", wrong, 1, reset=RESETS["all"], epochs=10, temperature=2.0)
         yield of_samples("all, 10 epochs, weight 1", wrong, 1, reset=RESETS["all"], epochs=10, weight=1.0)
-    for seed in LABELS:
-        subset = {"kind": "subset", "fraction": 2500 / 45000}
-        yield of_samples("original", subset, seed, method="original")
-        for name in ("nothing", "last stage", "last two stages"):
-            yield of_samples(name, subset, seed, reset=RESETS[name])
-        yield of_samples("last two stages, 10 epochs", subset, seed, reset=RESETS["last two stages"], epochs=10)
+
+
+def is_done(folder: Path, job: dict[str, Any]) -> bool:
+    """Whether a result of this very job is there; of a network or of sums: whether it is."""
+    if job["job"] == "network":
+        return (folder / "networks" / f"{network_name(job.get('scenario'), job['seed'], job.get('retrained', False))}.pt").exists()
+    if job["job"] == "fisher":
+        return False
+    file = folder / "results.jsonl"
+    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    return any(job.items() <= line.items() for line in lines)
 
 
 def write(folder: Path, jobs: Iterator[dict[str, Any]], first: int = 0) -> int:
+    """Those that are not done already, by number."""
     (folder / "queue").mkdir(parents=True, exist_ok=True)
     number = first
-    for number, job in enumerate(jobs, start=first):
-        (folder / "queue" / f"{number:05d}.json").write_text(json.dumps(job))
-    return number + 1
+    for job in jobs:
+        if not is_done(folder, job):
+            (folder / "queue" / f"{number:05d}.json").write_text(json.dumps(job))
+            number += 1
+    return number
 
 
 def everything() -> Iterator[dict[str, Any]]:
-    for part in (networks, sums, classes, samples):
+    for part in (networks, sums, classes):
         yield from part()
 
 

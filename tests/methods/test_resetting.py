@@ -1,0 +1,212 @@
+"""ResetAndDistil: the plain loop from fresh weights, what is fresh, which classes go, what is never read, what is refused."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Subset, TensorDataset
+
+from expunge.data.objective import Objective
+from expunge.errors import DivergedError, InputError, ModelError
+from expunge.methods import ResetAndDistil
+from expunge.methods.resetting import fresh_values
+from expunge.training import Constant, Distillation, OneCycle, Tuning
+from expunge.unlearning import unlearn
+from tests import reference
+from tests.methods import cases, properties, small
+from tests.methods.small import CLASSES, SIZE, TWO_EPOCHS
+
+every_network = pytest.mark.parametrize("name", small.NETWORKS)
+HEAD = {"residual": ("classifier",), "concatenation": ("classifier",), "no BatchNorm": ("3",)}
+
+
+def another(name):
+    with torch.random.fork_rng([]):
+        torch.manual_seed(5)
+        return small.NETWORKS[name]().double()
+
+
+def without_class(label):
+    """(forget, remain): all samples of a class and all others."""
+    data = small.pictures(30, seed=9)
+    rows = data.tensors[1] == label
+    return Subset(data, rows.nonzero().flatten().tolist()), Subset(data, (~rows).nonzero().flatten().tolist())
+
+
+@every_network
+@pytest.mark.parametrize("reset", ["names", "all", "nothing"])
+def test_it_is_the_plain_loop(name, reset):
+    model, (forget, remain) = small.network(name), without_class(2)
+    chosen = {"names": HEAD[name], "all": 1.0, "nothing": 0.0}[reset]
+    method = ResetAndDistil(chosen, Distillation(3.0, 0.8), TWO_EPOCHS, fresh=lambda: another(name))
+    found = unlearn(model, forget, remain, method)
+    start, fresh = copy.deepcopy(model), another(name).state_dict()
+    renewed = {"names": HEAD[name], "all": ("",), "nothing": ("none",)}[reset]
+    start.load_state_dict({key: fresh[key] if key.startswith(renewed) else value for key, value in start.state_dict().items()})
+    kept = [label for label in range(CLASSES) if label != 2]
+
+    def loss(rows):
+        images, labels = remain.dataset[[remain.indices[row] for row in rows]]
+
+        def value(student):
+            logits = student(images)
+            apart = reference.divergence(model(images).detach()[:, kept], logits[:, kept], 3.0)
+            return 0.2 * cross_entropy(logits, labels) + 0.8 * 9 * apart
+
+        return value
+
+    losses = [loss(rows) for epoch in range(2) for rows in reference.cut(len(remain), SIZE, seed=3 + epoch)]
+    small.assert_close(found.model, reference.descended(start, losses, rate=0.02, decay=0.01), model)
+
+
+def test_the_patch_is_what_was_reset():
+    outcome = unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(0.4, tuning=cases.QUICK))
+    assert {*outcome.edit.edits} == {"7.weight", "7.bias"}
+    outcome = unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(1.0, tuning=cases.QUICK))
+    assert "0.bias" not in outcome.edit.edits  # frozen
+    assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} <= {*outcome.edit.edits}
+
+
+def test_without_a_builder_modules_reset_themselves():
+    model = cases.model()
+    torch.manual_seed(4)
+    found = fresh_values(model, ["5.weight", "5.bias", "1.weight"])
+    torch.manual_seed(4)
+    linear = nn.Linear(64, 8)
+    # A BatchNorm of which one parameter is wanted keeps its statistics.
+    assert found.keys() == {"1.weight", "5.weight", "5.bias"}
+    assert torch.equal(found["5.weight"], linear.weight) and torch.equal(found["5.bias"], linear.bias)
+
+
+def test_the_callers_random_numbers_do_not_matter():
+    first, second = (unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(tuning=cases.QUICK)).model for _ in range(2))
+    properties.assert_same_weights(first.state_dict(), second.state_dict())
+    other = ResetAndDistil(tuning=Tuning(cases.QUICK.schedule, 16, seed=1))
+    assert not torch.equal(unlearn(cases.model(), cases.forget(), cases.remain(), other).model[7].weight, first[7].weight)
+
+
+class Refusing(Subset):
+    """Forget data that may be looked at before the method begins, and not after."""
+
+    readable = True
+
+    def __getitem__(self, index):
+        assert self.readable
+        return super().__getitem__(index)
+
+    __getitems__ = None
+
+
+@pytest.mark.parametrize("classes", [(0,), ()])
+def test_with_named_classes_the_forget_data_are_never_read(classes):
+    forget = Refusing(cases.dataset(), cases.forget().indices)
+
+    class Method(ResetAndDistil):
+        def __call__(self, model, forget, remain, run):
+            forget.readable = False
+            return super().__call__(model, forget, remain, run)
+
+    found = unlearn(cases.model(), forget, cases.remain(), Method(tuning=cases.QUICK, classes=classes), watch={}).model
+    expected = unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(tuning=cases.QUICK, classes=classes), watch={}).model
+    properties.assert_same_weights(found.state_dict(), expected.state_dict())
+
+
+def test_whole_classes_are_noticed():
+    named, noticed = (
+        unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(tuning=cases.QUICK, classes=classes)).model
+        for classes in ((0,), None)
+    )
+    properties.assert_same_weights(named.state_dict(), noticed.state_dict())
+    few, rest = Subset(cases.dataset(), range(6)), Subset(cases.dataset(), range(6, 48))  # samples of every class
+    nothing, samples = (
+        unlearn(cases.model(), few, rest, ResetAndDistil(tuning=cases.QUICK, classes=classes)).model for classes in ((), None)
+    )
+    properties.assert_same_weights(nothing.state_dict(), samples.state_dict())
+
+
+class Opaque(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+def opaque():
+    model = cases.model()
+    model[7] = Opaque()
+    return model
+
+
+def unlearned(method, model=None, forget=None, remain=None):
+    return unlearn(model or cases.model(), forget or cases.forget(), remain or cases.remain(), method, watch={})
+
+
+BAD = {
+    "a share above 1": (InputError, "^reset: ", lambda: ResetAndDistil(1.5)),
+    "a share that is no number": (InputError, "^reset: ", lambda: ResetAndDistil(None)),
+    "no distillation": (InputError, "^distillation: ", lambda: ResetAndDistil(distillation=4)),
+    "no tuning": (InputError, "^tuning: ResetAndDistil trains", lambda: ResetAndDistil(tuning=None)),
+    "no epochs": (InputError, "^epochs: ", lambda: OneCycle(0.1, 0)),
+    "a class that is no number": (InputError, "^classes: ", lambda: ResetAndDistil(classes=("cat",))),
+    "one class without a tuple": (InputError, "^classes: must be a tuple", lambda: ResetAndDistil(classes=3)),
+    "fresh that builds nothing": (InputError, "^fresh: ", lambda: ResetAndDistil(fresh=3)),
+    "an unknown name": (InputError, "^reset: .*found 'fc'", lambda: unlearned(ResetAndDistil(("fc",), tuning=cases.QUICK))),
+    "all classes": (
+        InputError,
+        "^remain: must not hold samples of the forgotten classes",
+        lambda: unlearned(ResetAndDistil(tuning=cases.QUICK, classes=(0, 1, 2))),
+    ),
+    "a class without a logit": (InputError, "^classes: .*in \\[0, 3\\); found \\[7\\]", lambda: unlearned(ResetAndDistil(classes=(7,)))),
+    "remain data of the class": (InputError, "^remain: .*found \\[1\\]", lambda: unlearned(ResetAndDistil(classes=(0, 1)))),
+    "modules that cannot be reset": (ModelError, "reset_parameters on every module.*missing in 7", lambda: unlearned(ResetAndDistil(), opaque())),
+    "another network": (
+        InputError,
+        "^fresh: must build a network with the same parameters; found",
+        lambda: unlearned(ResetAndDistil(fresh=lambda: nn.Linear(2, 2))),
+    ),
+    "a loss that explodes": (
+        DivergedError,
+        "no longer finite",
+        lambda: unlearned(ResetAndDistil(tuning=Tuning(Constant(1e30, 2), batch_size=16))),
+    ),
+    "a teacher worse than chance": (
+        ModelError,
+        "^the teacher must be better than chance",
+        lambda: unlearned(ResetAndDistil(), cases.model(), cases.forget(), TensorDataset(cases.dataset().tensors[0].repeat(4, 1, 1, 1) + 0.1, wrong())),
+    ),
+}  # fmt: skip
+
+
+def wrong():
+    """The label the model finds least likely of the two that are kept."""
+    logits = cases.model().eval()(cases.dataset().tensors[0].repeat(4, 1, 1, 1) + 0.1).detach()
+    return logits[:, 1:].argmin(1) + 1
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_done_is_refused(case):
+    error, message, call = BAD[case]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_modules_that_cannot_be_reset_may_stay():
+    model = opaque()
+    found = unlearned(ResetAndDistil(("5",), tuning=cases.QUICK), model)
+    assert {*found.edit.edits} == {"5.weight", "5.bias"}
+    built = unlearned(ResetAndDistil(1.0, tuning=cases.QUICK, fresh=opaque), model)
+    assert "7.weight" in built.edit.edits
+
+
+def test_targets_that_are_no_labels_are_taught_too():
+    """Soft labels name no class, so nothing is taken out."""
+    images, labels = cases.dataset().tensors
+    soft = TensorDataset(images, nn.functional.one_hot(labels, 3).float())
+    forget, remain = Subset(soft, range(6)), Subset(soft, range(6, 48))
+    properties.assert_finite(
+        unlearn(cases.model(), forget, remain, ResetAndDistil(tuning=cases.QUICK), objective=Objective(), watch={}).model
+    )
