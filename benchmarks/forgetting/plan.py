@@ -105,6 +105,22 @@ def classes() -> Iterator[dict[str, Any]]:
     yield from of_class("exclude", "T 4, weight 1.0", weight=1.0, exclude="teacher")
 
 
+def added() -> Iterator[dict[str, Any]]:
+    """What the first results asked for; run in the same session."""
+
+    def units(unit: str, score: str) -> dict[str, Any]:
+        return {"by": "units", "unit": unit, "score": score, "ratio": 0.6}
+
+    for unit in ("kernel", "channel"):
+        yield from of_class("reset", f"fisher ratio {unit}s 60 %", reset=units(unit, "ratio"))
+        yield from of_class("reset", f"random {unit}s 60 %", reset=units(unit, "random"))
+    yield from of_class("reset", "fisher ratio layers 120k", reset={"by": "layers", "score": "ratio", "weights": 120000})
+    for epochs in (2, 3):
+        name = "fisher ratio kernels 30 %"
+        yield from of_class("epochs", f"{name}, {epochs} epochs", reset=RESETS[name], epochs=epochs)
+    yield from of_class("epochs", "all, 10 epochs", reset=RESETS["all"], epochs=10)
+
+
 def samples() -> Iterator[dict[str, Any]]:
     for seed in LABELS:
         subset = {"kind": "subset", "fraction": 2500 / 45000}
@@ -120,10 +136,8 @@ def altered() -> Iterator[dict[str, Any]]:
     for fraction in (0.5, 0.1):
         yield {"job": "network", "seed": 1, "scenario": {"kind": "mislabelled", "fraction": fraction}}
     yield {"job": "fisher", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
-    poisoned, chosen = (
-        {"kind": "poisoned", "n": 200},
-        ("nothing", "last stage", "last two stages", "fisher ratio kernels 10 %", "fisher kernels 10 %"),
-    )
+    poisoned = {"kind": "poisoned", "n": 200}
+    chosen = ("nothing", "last stage", "last two stages", "fisher ratio kernels 10 %", "fisher kernels 10 %")
     yield of_samples("original", poisoned, 1, method="original")
     for name in (*chosen, "random kernels 10 %", "random kernels 30 %"):
         yield of_samples(name, poisoned, 1, reset=RESETS[name])
@@ -162,7 +176,7 @@ def write(folder: Path, jobs: Iterator[dict[str, Any]], first: int = 0) -> int:
 
 
 def everything() -> Iterator[dict[str, Any]]:
-    for part in (networks, sums, classes):
+    for part in (networks, sums, classes, added):
         yield from part()
 
 

@@ -36,11 +36,9 @@ def chosen(model: nn.Module, reset: dict[str, Any], batch, sums: tuple[FisherSum
 
 def whole(model: nn.Module, names) -> dict[str, Tensor]:
     """All of these parameters, and the buffers beside them."""
-    prefixes = {name.rpartition(".")[0] for name in names}
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    held = [
-        name for name in tensors if name in {*names} or (name.rpartition(".")[0] in prefixes and name not in dict(model.named_parameters()))
-    ]
+    prefixes, parameters = {name.rpartition(".")[0] for name in names}, dict(model.named_parameters())
+    tensors = parameters | dict(model.named_buffers())
+    held = [name for name in tensors if name in {*names} or (name.rpartition(".")[0] in prefixes and name not in parameters)]
     return {name: torch.ones_like(tensors[name], dtype=torch.bool) for name in held}
 
 

@@ -197,10 +197,8 @@ def _measured(
         found["auc"] = measures.attack(*seen, *unseen["remain"])
         return found
     if reference is not None:
-        found["to_retrained"] = {
-            name: measures.distance(unseen[name][0], measures.outputs(reference, scenario.validation[name])[0])
-            for name in ("remain", "forget")
-        }
+        others = {name: measures.outputs(reference, scenario.validation[name])[0] for name in ("remain", "forget")}
+        found["to_retrained"] = {name: measures.distance(unseen[name][0], logits) for name, logits in others.items()}
     train_data, validation = room.parts
     if job.get("probe"):
         found["probe"] = measures.probes(model, train_data, validation, label)

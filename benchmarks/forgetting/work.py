@@ -1,6 +1,7 @@
 """Work through a queue of jobs, one file each, with several processes: python -m benchmarks.forgetting.work FOLDER DATA --workers 8
 
-Jobs may be added to FOLDER/queue while it runs; results are lines of FOLDER/results.jsonl. It ends when FOLDER/closed exists and the queue is empty.
+Jobs may be added to FOLDER/queue while it runs; results are lines of FOLDER/results.jsonl. It ends when
+FOLDER/closed exists and the queue is empty.
 """
 
 from __future__ import annotations

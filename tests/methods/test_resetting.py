@@ -1,6 +1,8 @@
 """ResetAndDistil: the plain loop from fresh weights, what is fresh, which classes go, what is never read, what is refused."""
 
 import copy
+import itertools
+import math
 
 import pytest
 import torch
@@ -10,8 +12,8 @@ from torch.utils.data import Subset, TensorDataset
 
 from expunge.data.objective import Objective
 from expunge.errors import DivergedError, InputError, ModelError
-from expunge.methods import ResetAndDistil
-from expunge.methods.resetting import fresh_values
+from expunge.methods import ByFisher, ResetAndDistil
+from expunge.model.renewal import fresh_values
 from expunge.training import Constant, Distillation, OneCycle, Tuning
 from expunge.unlearning import unlearn
 from tests import reference
@@ -78,6 +80,41 @@ def test_without_a_builder_modules_reset_themselves():
     # A BatchNorm of which one parameter is wanted keeps its statistics.
     assert found.keys() == {"1.weight", "5.weight", "5.bias"}
     assert torch.equal(found["5.weight"], linear.weight) and torch.equal(found["5.bias"], linear.bias)
+
+
+def test_fisher_chooses_kernels_by_the_ratio():
+    """Fresh values at the kernels whose share of forget to remain Fisher is largest, the others and BatchNorm as they were."""
+    model, (forget, remain) = small.network("residual"), without_class(2)
+    outcome = unlearn(model, forget, remain, ResetAndDistil(ByFisher(0.3), tuning=TWO_EPOCHS, fresh=lambda: another("residual")))
+    sums = [reference.fisher(model, part.dataset[part.indices], "expected") for part in (forget, remain)]
+    means = [{name: value / len(part) for name, value in found.items()} for found, part in zip(sums, (forget, remain), strict=True)]
+    guard = 1e-8 * torch.cat([value.flatten() for name, value in means[1].items() if value.dim() > 1]).mean()
+    units = {}
+    for name, value in means[0].items():
+        if value.dim() > 1:
+            ratio = value / (means[1][name] + guard)
+            units |= {(name, *place): float(ratio[place].mean()) for place in itertools.product(*map(range, ratio.shape[:2]))}
+    chosen = sorted(units, key=units.__getitem__)[-math.floor(0.3 * len(units) + 0.5) :]
+    mask = outcome.edit.mask(model)
+    assert {
+        (name, *place) for name, part in mask.items() for place in itertools.product(*map(range, part.shape[:2])) if part[place].any()
+    } == {*chosen}
+    for name, edit in outcome.edit.edits.items():
+        assert torch.equal(edit.new, another("residual").state_dict()[name].flatten()[edit.indices])
+
+
+def test_a_ratio_of_zero_resets_nothing():
+    nothing, none = (
+        unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(reset, tuning=cases.QUICK)) for reset in (ByFisher(0.0), 0.0)
+    )
+    assert len(nothing.edit) == len(none.edit) == 0
+    properties.assert_same_weights(nothing.model.state_dict(), none.model.state_dict())
+
+
+@pytest.mark.parametrize("include_head", [True, False])
+def test_the_classifier_may_be_left_out(include_head):
+    method = ResetAndDistil(ByFisher(0.9, "empirical", "element", include_head), tuning=cases.QUICK)
+    assert ("7.weight" in unlearn(cases.model(), cases.forget(), cases.remain(), method).edit.edits) == include_head
 
 
 def test_the_callers_random_numbers_do_not_matter():
@@ -148,6 +185,8 @@ def unlearned(method, model=None, forget=None, remain=None):
 BAD = {
     "a share above 1": (InputError, "^reset: ", lambda: ResetAndDistil(1.5)),
     "a share that is no number": (InputError, "^reset: ", lambda: ResetAndDistil(None)),
+    "all weights by Fisher": (InputError, "^ratio: ", lambda: ResetAndDistil(ByFisher(1.0))),
+    "Fisher of batches": (InputError, "^kind: ", lambda: ResetAndDistil(ByFisher(kind="batch"))),
     "no distillation": (InputError, "^distillation: ", lambda: ResetAndDistil(distillation=4)),
     "no tuning": (InputError, "^tuning: ResetAndDistil trains", lambda: ResetAndDistil(tuning=None)),
     "no epochs": (InputError, "^epochs: ", lambda: OneCycle(0.1, 0)),
@@ -162,7 +201,11 @@ BAD = {
     ),
     "a class without a logit": (InputError, "^classes: .*in \\[0, 3\\); found \\[7\\]", lambda: unlearned(ResetAndDistil(classes=(7,)))),
     "remain data of the class": (InputError, "^remain: .*found \\[1\\]", lambda: unlearned(ResetAndDistil(classes=(0, 1)))),
-    "modules that cannot be reset": (ModelError, "reset_parameters on every module.*missing in 7", lambda: unlearned(ResetAndDistil(), opaque())),
+    "modules that cannot be reset": (
+        ModelError,
+        "reset_parameters on every module.*missing in 7",
+        lambda: unlearned(ResetAndDistil(), opaque()),
+    ),
     "another network": (
         InputError,
         "^fresh: must build a network with the same parameters; found",
@@ -176,9 +219,11 @@ BAD = {
     "a teacher worse than chance": (
         ModelError,
         "^the teacher must be better than chance",
-        lambda: unlearned(ResetAndDistil(), cases.model(), cases.forget(), TensorDataset(cases.dataset().tensors[0].repeat(4, 1, 1, 1) + 0.1, wrong())),
+        lambda: unlearned(
+            ResetAndDistil(), cases.model(), cases.forget(), TensorDataset(cases.dataset().tensors[0].repeat(4, 1, 1, 1) + 0.1, wrong())
+        ),
     ),
-}  # fmt: skip
+}
 
 
 def wrong():

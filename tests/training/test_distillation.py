@@ -26,7 +26,10 @@ def student(name):
         return small.NETWORKS[name]().double()
 
 
-def distilled(name, data, distillation=Distillation(3.0, 0.8), without=(), teacher=None):
+USUAL = Distillation(3.0, 0.8)
+
+
+def distilled(name, data, distillation=USUAL, without=(), teacher=None):
     model, objective = student(name), Objective()
     taught = teach(data, teacher or small.network(name), objective, SIZE, without)
     train_phases(model, lambda epoch: [distillation.phase(taught, "data", objective)], TWO_EPOCHS)
@@ -65,7 +68,7 @@ def test_the_label_alone_decides_about_a_class_that_is_left_out():
     """The teacher's softmax says nothing of it, so at weight 1 its row of the classifier moves by weight decay alone."""
     before = student("no BatchNorm")
     found = distilled("no BatchNorm", small.remain(), Distillation(4.0, 1.0), without=(1,))
-    shrunk = reference.descended(before, [lambda model: 0.0 * model[3].weight.sum()] * 6, rate=0.02, decay=0.01)
+    shrunk = reference.descended(before, [lambda model: 0.0 * sum(value.sum() for value in model.parameters())] * 6, rate=0.02, decay=0.01)
     torch.testing.assert_close(found[3].weight[1], shrunk[3].weight[1])
     assert not torch.allclose(found[3].weight[0], shrunk[3].weight[0])
 
@@ -161,23 +164,39 @@ def constant(logits):
 
 
 BAD = {
-    "a class beyond the head": (InputError, "^classes: .*in \\[0, 4\\); found \\[4\\]", lambda data, model: teach(data, model, without=(4,))),
+    "a class beyond the head": (
+        InputError,
+        "^classes: .*in \\[0, 4\\); found \\[4\\]",
+        lambda data, model: teach(data, model, without=(4,)),
+    ),
     "every class": (InputError, "^classes: must leave a class", lambda data, model: teach(data, model, without=range(4))),
-    "NaN": (ModelError, "teacher's answers on data must be finite", lambda data, model: teach(data, model, constant([0, 0, 0, float("nan")]))),
+    "NaN": (
+        ModelError,
+        "teacher's answers on data must be finite",
+        lambda data, model: teach(data, model, constant([0, 0, 0, float("nan")])),
+    ),
     "worse than chance": (
         ModelError,
         "better than chance, 0.25, on data; found an accuracy of 0$",
-        lambda data, model: teach(TensorDataset(data.tensors[0].repeat(4, 1, 1, 1), data.tensors[1].repeat(4) * 0), model, constant([0, 1, 0, 0])),
+        lambda data, model: teach(
+            TensorDataset(data.tensors[0].repeat(4, 1, 1, 1), data.tensors[1].repeat(4) * 0), model, constant([0, 1, 0, 0])
+        ),
     ),
     "a regression": (
         InputError,
         "^objective: distillation needs",
-        lambda data, model: teach(TensorDataset(data.tensors[0], torch.randn(REMAIN, 4)), model, Objective(losses=lambda z, y: (z - y).square().sum(1))),
+        lambda data, model: teach(
+            TensorDataset(data.tensors[0], torch.randn(REMAIN, 4)), model, Objective(losses=lambda z, y: (z - y).square().sum(1))
+        ),
     ),
-    "labels beyond the head": (InputError, "^data: labels must be in", lambda data, model: teach(TensorDataset(data.tensors[0], data.tensors[1] + 3), model)),
+    "labels beyond the head": (
+        InputError,
+        "^data: labels must be in",
+        lambda data, model: teach(TensorDataset(data.tensors[0], data.tensors[1] + 3), model),
+    ),
     "no temperature": (InputError, "^temperature: ", lambda data, model: Distillation(0.0)),
     "a weight above 1": (InputError, "^weight: ", lambda data, model: Distillation(weight=1.1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", BAD)

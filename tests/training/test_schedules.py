@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from expunge.errors import InputError
-from expunge.training.schedules import Constant, Replay, Steps, replay
+from expunge.training.schedules import Constant, OneCycle, Replay, Steps, replay
 
 BAD = {
     "base": (lambda value: Constant(value, 1), (0, -1, math.nan, math.inf, "a", None, True)),
@@ -14,6 +14,8 @@ BAD = {
     "factor": (lambda value: Steps(factor=value), (0, math.nan, "a")),
     "decays": (lambda value: Steps(decays=value), (80, "80", None, (math.nan,), (math.inf,), (-1,), (80, "120"), (True,))),
     "warmup": (lambda value: Steps(warmup=value), (math.nan, math.inf, -1, "a", None, True)),
+    "peak": (lambda value: OneCycle(value), (0, -1, math.nan, "a", None)),
+    "rise": (lambda value: OneCycle(rise=value), (-0.1, 1, 1.5, math.nan, "a", None)),
     "schedule": (replay, (5, None, "Steps", Steps)),
 }
 
@@ -43,3 +45,10 @@ def test_a_schedule_of_ones_own_can_be_replayed():
             return 1 - time / 10
 
     assert Replay(Falling(), 5).rate(2.5) == 0.5
+
+
+def test_one_cycle_rises_and_falls():
+    cycle = OneCycle(0.2, epochs=10, rise=0.2)
+    assert [cycle.rate(time) for time in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.1, 0.2, 0.1, 0])
+    assert OneCycle(0.2, epochs=10, rise=0).rate(0) == 0.2
+    assert replay(cycle, 5).rate(1) == pytest.approx(0.2)

@@ -9,7 +9,7 @@ from expunge.methods.masking import FisherMask, MaskClassifier, RandomMask
 from expunge.methods.noise import FisherNoise, NewtonNoise
 from expunge.methods.opposing import GradientAscent, NegGradPlus
 from expunge.methods.relabelling import RandomLabels
-from expunge.methods.resetting import ResetAndDistil
+from expunge.methods.resetting import ByFisher, ResetAndDistil
 from expunge.methods.saliency import SalUn
 from expunge.methods.training import Finetune, Retrain
 
@@ -40,6 +40,7 @@ __all__ = [
     "SSD",
     "ActivationMask",
     "BadTeacher",
+    "ByFisher",
     "Finetune",
     "FisherMask",
     "FisherNoise",
