@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.forgetting import images, measures, resets
 from torch import Tensor, nn
 
+from benchmarks.forgetting import images, measures, resets
 from expunge import fisher
 from expunge.data.objective import Objective
 from expunge.model.copying import copied
