@@ -12,6 +12,7 @@ from expunge.methods import (
     SSD,
     ActivationMask,
     BadTeacher,
+    ByFisher,
     Finetune,
     FisherMask,
     FisherNoise,
@@ -49,7 +50,6 @@ CASES = {
     "salun": lambda tuning=QUICK: SalUn(tuning=tuning),
     "bad-teacher": lambda tuning=QUICK: BadTeacher(tuning=tuning),
     "scrub": lambda tuning=QUICK: SCRUB(max_epochs=1, tuning=tuning),
-    "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
     "finetune": lambda tuning=QUICK: Finetune(tuning),
     "retrain": lambda tuning=QUICK: Retrain(tuning),
 }
@@ -64,6 +64,11 @@ READINGS = {  # those that have a constructor of their own
     "influence-released": lambda tuning=None: replace(Influence.as_released(tuning=tuning), solver=LiSSA(scale=1000, passes=1)),
     "ssd-released": lambda tuning=None: SSD.as_released(threshold=1.0, tuning=tuning),
     "salun-released": lambda tuning=QUICK: SalUn.as_released(tuning=tuning),
+}
+
+UNLISTED = {  # not in METHODS yet, which would give them a row in every table
+    "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
+    "reset-by-fisher-and-distil": lambda tuning=QUICK: ResetAndDistil(ByFisher(0.6), tuning=tuning),
 }
 
 NEEDS_NO_REMAIN = ("gradient-ascent",)  # trains on the forget data alone

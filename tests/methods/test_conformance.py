@@ -20,7 +20,7 @@ from expunge.unlearning import unlearn
 from tests.methods import cases, properties
 from tests.methods.cases import READINGS
 
-CASES = cases.CASES | READINGS
+CASES = cases.CASES | READINGS | cases.UNLISTED
 every_method = pytest.mark.parametrize("name", CASES)
 
 

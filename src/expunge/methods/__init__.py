@@ -29,7 +29,6 @@ METHODS = {
     "salun": SalUn,
     "bad-teacher": BadTeacher,
     "scrub": SCRUB,
-    "reset-and-distil": ResetAndDistil,
     "finetune": Finetune,
     "retrain": Retrain,
 }
