@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SSD,
         ActivationMask,
         BadTeacher,
+        ByFisher,
         Finetune,
         FisherMask,
         FisherNoise,
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
         NewtonNoise,
         RandomLabels,
         RandomMask,
+        ResetAndDistil,
         Retrain,
         SalUn,
         TfIdfMask,
     )
     from expunge.model import activations, channels, heads
     from expunge.outcome import Outcome, Record, load_outcome
-    from expunge.training import Constant, Steps, Tuning, replay, train
+    from expunge.training import Constant, Distillation, OneCycle, Steps, Tuning, replay, train
     from expunge.unlearning import unlearn
 
 __version__ = "0.1.0"
@@ -65,6 +67,7 @@ _NAMES = {
         "SSD",
         "ActivationMask",
         "BadTeacher",
+        "ByFisher",
         "Finetune",
         "FisherMask",
         "FisherNoise",
@@ -75,13 +78,14 @@ _NAMES = {
         "NewtonNoise",
         "RandomLabels",
         "RandomMask",
+        "ResetAndDistil",
         "Retrain",
         "SalUn",
         "TfIdfMask",
     ),
     "data.objective": ("Objective",),
     "editing.patches": ("Patch",),
-    "training": ("Constant", "Steps", "Tuning", "replay", "train"),
+    "training": ("Constant", "Distillation", "OneCycle", "Steps", "Tuning", "replay", "train"),
     "outcome": ("Outcome", "Record", "load_outcome"),
     "unlearning": ("unlearn",),
 }
@@ -93,7 +97,9 @@ __all__ = [
     "SSD",
     "ActivationMask",
     "BadTeacher",
+    "ByFisher",
     "Constant",
+    "Distillation",
     "DivergedError",
     "ExpungeError",
     "Finetune",
@@ -110,11 +116,13 @@ __all__ = [
     "NewtonNoise",
     "NoEffectWarning",
     "Objective",
+    "OneCycle",
     "Outcome",
     "Patch",
     "RandomLabels",
     "RandomMask",
     "Record",
+    "ResetAndDistil",
     "Retrain",
     "SalUn",
     "Steps",

@@ -247,6 +247,46 @@ def test_modules_that_cannot_be_reset_may_stay():
     assert "7.weight" in built.edit.edits
 
 
+class Adapted(nn.Module):
+    """A frozen matrix and a small one beside it that was trained."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(2, inputs)), nn.Parameter(torch.randn(outputs, 2))
+
+    def reset_parameters(self):
+        nn.init.normal_(self.down)
+        nn.init.zeros_(self.up)
+
+    def forward(self, x):
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+def test_of_a_model_with_adapters_the_adapters_are_renewed():
+    with torch.random.fork_rng([]):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Flatten(), Adapted(16, 8), nn.ReLU(), Adapted(8, 3))
+    outcome = unlearned(ResetAndDistil(1.0, tuning=cases.QUICK), model)
+    assert {*outcome.edit.edits} == {"1.down", "1.up", "3.down", "3.up"}
+    assert not outcome.edit.edits["3.up"].new.any()
+    assert torch.equal(outcome.model[1].base.weight, model[1].base.weight)
+
+
+def test_transformers_are_renewed_from_their_end():
+    with torch.random.fork_rng([]):
+        torch.manual_seed(2)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        model = nn.Sequential(nn.Embedding(5, 8), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(24, 3))
+        words, labels = torch.randint(0, 5, (30, 3)), torch.arange(30) % 3
+        data = TensorDataset(words, labels)
+    forget, remain = (Subset(data, [row for row in range(30) if (row % 3 == 0) == lost]) for lost in (True, False))
+    outcome = unlearned(ResetAndDistil(0.6, tuning=Tuning(OneCycle(0.01, 2), batch_size=8)), model, forget, remain)
+    assert {name.rpartition("layers.")[2].partition(".")[0] for name in outcome.edit.edits if "layers" in name} == {"1"}
+    assert {"1.layers.1.self_attn.in_proj_weight", "1.layers.1.self_attn.out_proj.weight", "3.weight"} <= {*outcome.edit.edits}
+    properties.assert_finite(outcome.model)
+
+
 def test_targets_that_are_no_labels_are_taught_too():
     """Soft labels name no class, so nothing is taken out."""
     images, labels = cases.dataset().tensors
