@@ -18,13 +18,17 @@ def _markdown(table: Table) -> str:
         ours = f"**{value.ours}**" if value.best else value.ours
         return ours if value.gap is None else f"{ours} ({value.theirs}; {value.gap:+.1f})"
 
-    lines = ["| | " + " | ".join(column.title for column in table.columns) + " |", "|---" * (1 + len(table.columns)) + "|"]
+    lines = ["| | " + " | ".join(_one_line(column.title) for column in table.columns) + " |", "|---" * (1 + len(table.columns)) + "|"]
     for section, label, values in _lines(table):
         lines.append(
             f"| *{section}* |" + " |" * len(table.columns) if values is None else f"| {label} | " + " | ".join(map(said, values)) + " |"
         )
     legend = ["In brackets: the paper's number, and the gap."] if table.compared else []
     return "\n".join([f"### {table.title}", "", *lines, *(["", *map(_item, [*legend, *table.notes])] if legend or table.notes else [])])
+
+
+def _one_line(title: str) -> str:
+    return " ".join(title.split())
 
 
 def _item(note: str) -> str:
@@ -45,7 +49,7 @@ def _latex(table: Table) -> str:
 
     width = len(table.columns)
     lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{l{'c' * width}}}", r"\toprule"]
-    lines += [" & ".join(["", *(_escaped(column.title) for column in table.columns)]) + r" \\", r"\midrule"]
+    lines += [" & ".join(["", *(_escaped(_one_line(column.title)) for column in table.columns)]) + r" \\", r"\midrule"]
     for section, label, values in _lines(table):
         if values is None:
             lines.append(rf"\multicolumn{{{width + 1}}}{{l}}{{\emph{{{_escaped(section)}}}}} \\")
@@ -110,10 +114,15 @@ def plain(tables: Sequence[Table]) -> str:
 
 
 def _plain(table: Table) -> str:
-    def said(value: Value) -> str:
-        return value.ours + ("*" if value.best else " ") + ("" if value.gap is None else f" ({value.theirs}; {value.gap:+.1f})")
+    marked = any(column.better for column in table.columns)
 
-    lines: list[tuple[str, ...]] = [("", *(column.title for column in table.columns))]
+    def said(value: Value) -> str:
+        mark = "*" if value.best else " " if marked else ""
+        return value.ours + mark + ("" if value.gap is None else f" ({value.theirs}; {value.gap:+.1f})")
+
+    headings = [column.title.split("\n") for column in table.columns]
+    height = max(map(len, headings), default=1)
+    lines: list[tuple[str, ...]] = [("", *(heading[row] if row < len(heading) else "" for heading in headings)) for row in range(height)]
     for section, label, values in _lines(table):
         lines.append((f"  {section}",) if values is None else (label, *map(said, values)))
     widths = [max(len(line[place]) for line in lines if place < len(line)) for place in range(1 + len(table.columns))]

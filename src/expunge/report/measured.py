@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from expunge.experiments.plans import REFERENCE
+from expunge.experiments.cells import REFERENCE
 from expunge.report import svg
 from expunge.report.page_tables import Cell, Column, Paper, Table, beside, number, percent
 from expunge.report.rows import Row, Setting, Told, at, mean, place

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from expunge import __version__
 from expunge.errors import InputError
-from expunge.experiments.plans import REFERENCE
+from expunge.experiments.cells import REFERENCE
 from expunge.experiments.results import Result, load
 from expunge.report import figures, measured
 from expunge.report.figures import Figure

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from expunge.experiments.cells import REFERENCE
 from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
-from expunge.experiments.plans import CONTROL, REFERENCE, Entry, Experiment
+from expunge.experiments.plans import CONTROL, Entry, Experiment
 from expunge.experiments.results import DIVERGED, NO_DATA, Result
 from expunge.methods.lookup import told_apart
 from expunge.report.views import FINETUNE, VIEWS, Column
@@ -16,6 +17,7 @@ from expunge.report.views import FINETUNE, VIEWS, Column
 NOT_RUN = "not run"
 REFUSED = "refused"
 MODELS = 16  # the paper's averages are over four datasets × four networks
+COMPARED = ("summary", "evidence")  # views of a comparison
 DATASETS = ("cifar10", "cifar100", "mnist", "tiny-imagenet")
 
 
@@ -29,6 +31,7 @@ class Value:
     text: str = ""
     paper: Number | None = None
     best: bool = False
+    digits: int = 1
 
     @property
     def gap(self) -> float | None:
@@ -38,7 +41,7 @@ class Value:
     def ours(self) -> str:
         if self.mean is None:
             return self.text
-        return f"{self.mean:.1f}" + (f" ±{self.sd:.1f}" if self.seeds > 1 else "")
+        return f"{self.mean:.{self.digits}f}" + (f" ±{self.sd:.{self.digits}f}" if self.seeds > 1 else "")
 
     @property
     def theirs(self) -> str:
@@ -126,6 +129,8 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
 
 def _label(name: str, kind: str, reading: str, view: str) -> str:
     """Before any fine-tuning Finetune is w* itself, as in the paper's table."""
+    if name == ORIGINAL and view in COMPARED:
+        return "before"
     if name == ORIGINAL or (name == FINETUNE and view == "masked"):
         return "w*"
     return kind if reading == "text" else f"{kind}, {reading}"
@@ -157,7 +162,7 @@ def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
         return Value(None, 0.0, len(values), "beyond" if not within else f"beyond in {len(values) - len(within)} of {len(values)}")
     scale = 100 if column.percent else 1
     sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Value(scale * statistics.fmean(values), scale * sd, len(values))
+    return Value(scale * statistics.fmean(values), scale * sd, len(values), digits=column.digits)
 
 
 def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> list[Row]:

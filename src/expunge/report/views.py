@@ -22,6 +22,7 @@ class Column:
     value: Callable[[Result, str], float | None]
     better: Literal["high", "low"] | None = None
     percent: bool = True
+    digits: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,41 @@ def _by_epoch(measure: str) -> Callable[[Sequence[Result]], list[Column]]:
     return columns
 
 
+def _summary(results: Sequence[Result]) -> list[Column]:
+    """What a method did, and what it cost."""
+
+    def part(name: str, measure: str) -> Callable[[Result, str], float | None]:
+        return lambda result, row: getattr(getattr(result, name), measure, None)
+
+    def epoch(result: Result, row: str) -> float | None:
+        return None if row == ORIGINAL or result.best is None else result.best.epoch
+
+    return [
+        *(Column(f"masked {measure}", f"masked\n{measure}", part("masked", measure)) for measure in ("remain", "forget")),
+        *(Column(measure, f"trained\n{measure}", part("best", measure)) for measure in ("remain", "forget")),
+        Column("unlearn_score", "trained\nscore", part("best", "unlearn_score")),
+        Column("epoch", "\nepoch", epoch, None, False, 0),
+        Column("seconds", "\nseconds", lambda result, row: result.work_seconds, None, False, 2),
+    ]
+
+
+def _evidence(results: Sequence[Result]) -> list[Column]:
+    """How far the network is from the retrained one."""
+
+    def by(measure: str, part: str) -> Callable[[Result, str], float | None]:
+        return lambda result, row: getattr(result, measure).get(part)
+
+    return [
+        Column("stability", "score\nΔ", lambda result, row: getattr(result.stability, "unlearn_score", None)),
+        Column("relearn", "re-\nlearn", _relearned, percent=False),
+        *(replace(column, title="\nattack", better=None) for column in _attack(results)),
+        Column("agreement remain", "same\nremain", by("agreement_by", "remain")),
+        Column("agreement forget", "same\nforget", by("agreement_by", "forget")),
+        Column("divergence remain", "KL\nremain", by("divergence_by", "remain"), None, False, 2),
+        Column("divergence forget", "KL\nforget", by("divergence_by", "forget"), None, False, 2),
+    ]
+
+
 def _relearned(result: Result, row: str) -> float | None:
     if result.relearn is None:
         return None
@@ -83,6 +119,8 @@ def _limit(results: Sequence[Result]) -> list[Column]:
 
 
 VIEWS = {
+    "summary": View("at the epoch chosen on {on}", _summary),
+    "evidence": View("how near the retrained network", _evidence),
     "masked": View(
         "without fine-tuning",
         lambda results: _scores(lambda result, row: result.history[0] if result.history else None, epochs=False),

@@ -190,6 +190,15 @@ def listed(folder: Path, command: str) -> set[str]:
         return set()
 
 
+def check_owned(argument: str, out: str | os.PathLike[str], command: str, names: Iterable[str]) -> None:
+    """Refuse a folder where a file that the command would write is there, and is not of an earlier run of it."""
+    folder = Path(out)
+    owned = listed(folder, command)
+    if (stranger := next((name for name in (RESULT, *names) if os.path.lexists(folder / name) and name not in owned), None)) is not None:
+        rule = f"must be a folder where `expunge {command}` replaces no file but its own: choose another, or move what is there"
+        raise InputError(argument, rule, os.fspath(folder / stranger))
+
+
 def remove(folder: Path) -> None:
     """A folder of our own and all in it, if it is there."""
     if folder.is_dir() and not folder.is_symlink():
