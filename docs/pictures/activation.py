@@ -15,10 +15,10 @@ from torch import nn
 
 from expunge import ActivationMask, Finetune, RandomMask, TfIdfMask, Tuning, unlearn
 from expunge.editing import masks, scores
-from expunge.experiments.demo import recipe, trained
 from expunge.methods import Method
 from expunge.model import activations, channels, heads
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import recipe, trained
 from expunge.vision.scenarios import category
 
 LABEL, RATIO, EPOCHS = 0, 0.05, 20

@@ -6,10 +6,10 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from expunge.experiments.demo import trained
 from expunge.methods import Method
 from expunge.unlearning import unlearn
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import trained
 from expunge.vision.scenarios import category
 
 COLOURS = {"remain": "C0", "forget": "C3"}

@@ -7,10 +7,10 @@ from pathlib import Path
 from expunge import Finetune, FisherMask, Influence, unlearn
 from expunge.curvature.solvers import ConjugateGradients, LiSSA
 from expunge.editing.patches import Patch
-from expunge.experiments.demo import recipe, trained
 from expunge.metrics import accuracy
 from expunge.runtime.modes import one_thread
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import recipe, trained
 from expunge.vision.scenarios import category
 
 LABEL, EPOCHS = 0, 5

@@ -7,11 +7,11 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from expunge.experiments.demo import network, recipe, trained
 from expunge.methods import Finetune, FisherMask, RandomMask, Retrain
 from expunge.runtime.modes import one_thread
 from expunge.unlearning import unlearn
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import network, recipe, trained
 from expunge.vision.scenarios import category
 
 RATIOS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)

@@ -13,6 +13,7 @@ from expunge.experiments.networks import original, retrained
 from expunge.experiments.plans import EXPERIMENTS, OTHERS, PAPER_METHODS, REVISIONS, chosen, entries, methods
 from expunge.experiments.profiles import PAPER, SMOKE, profile_of
 from expunge.methods import METHODS
+from expunge.storage.codec import decode, encode
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper" / "cells"
 ALL = {name: entries(experiment, PAPER) for name, experiment in EXPERIMENTS.items()}
@@ -25,7 +26,7 @@ def digests(name):
 def test_a_cell_is_json_and_comes_back():
     for members in ALL.values():
         for entry in members:
-            again = Cell.from_json(json.loads(json.dumps(entry.cell.as_json())))
+            again = decode(Cell, json.loads(json.dumps(encode(entry.cell))))
             assert again == entry.cell and again.digest == entry.cell.digest
 
 

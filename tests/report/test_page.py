@@ -13,6 +13,7 @@ from expunge.experiments.results import Result, load
 from expunge.report import page
 from expunge.report.page import read_notes
 from expunge.report.rows import average, rows, settings
+from expunge.storage.codec import decode
 from tests.report import made
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ class Outline(HTMLParser):
 
 
 def html(results):
-    return page([Result.from_json(each) for each in results])
+    return page([decode(Result, each) for each in results])
 
 
 def words(text):
@@ -201,7 +202,7 @@ def test_the_command_writes_the_page(tmp_path, capsys):
 
 def test_notes_stand_in_their_section(tmp_path):
     (tmp_path / "notes.json").write_text('{"table1": ["It is <b>close</b>."], "table9": ["nobody asked"]}')
-    text = page([Result.from_json(each) for each in made.many()], notes=read_notes(tmp_path))
+    text = page([decode(Result, each) for each in made.many()], notes=read_notes(tmp_path))
     part = text[text.index('id="table1"') : text.index('id="table2"')]
     assert "<p>It is &lt;b&gt;close&lt;/b&gt;.</p>" in part and "nobody asked" not in text
 

@@ -55,15 +55,16 @@ class Compare:
 
 def run_compare(options: Compare) -> int:
     with uninterrupted():
-        from expunge.experiments.comparison import comparison, names, scenario_settings
+        from expunge.experiments import comparison as plans
         from expunge.runtime.modes import check_seeds
 
     given = asdict(options)
     check_folder("out", options.out)
     check_seeds("seed", options.seed)
     parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain")
-    scenario = scenario_settings(options.scenario, **{part: given[part] for part in parts})
-    plan = comparison("compare", scenario, names(options.methods), options.epochs, options.tuning_epochs, options.seed)
+    scenario = plans.scenario_settings(options.scenario, **{part: given[part] for part in parts})
+    methods = plans.names(options.methods)
+    plan = plans.comparison("compare", scenario, methods, options.epochs, options.tuning_epochs, options.seed, plans.RELEARN)
     return show(plan, given, options.out, options.models, jobs_for("cpu", options.jobs), options.quiet)
 
 
@@ -84,16 +85,17 @@ def show(plan: Comparison, settings: dict[str, Any], out: str, models: bool, job
         jobs=min(jobs, len(plan.entries)),
     )
     comparison_report.check_folder_of(plan, out, models)
-    place, missing = work.place, len(work.tasks)
+    place = work.place
     try:
         missing = run_shown(work, quiet)
-    finally:
+    finally:  # also what was done before Ctrl-C
         if results := comparison_report.stored(plan, place):
+            finished = len(results) == len(work.tasks)
             try:
                 comparison_report.show(plan, results)
                 sys.stdout.flush()
             finally:  # saved also where nobody reads it
-                comparison_report.save(place, plan, results, settings, models, finished=not missing)
+                comparison_report.save(place, plan, results, settings, models, finished)
             saved = "Results, networks and a page" if models else "Results and a page"
-            print(f"{saved}: {out}/" + (f" (stopped: {len(work.tasks) - missing} of {len(work.tasks)} done)" if missing else ""))
+            print(f"{saved}: {out}/" + ("" if finished else f" (stopped: {len(results)} of {len(work.tasks)} done)"))
     return 1 if missing else 0

@@ -36,5 +36,5 @@ def run_demo(options: Demo) -> int:
     check_folder("out", options.out)
     check_seeds("seed", options.seed)
     scenario = scenario_settings("category", [options.label])
-    plan = comparison("demo", scenario, names(DEMO), options.epochs, options.tuning_epochs, options.seed, relearn=None)
+    plan = comparison("demo", scenario, names(DEMO), options.epochs, options.tuning_epochs, options.seed)
     return show(plan, asdict(options), options.out, models=True, jobs=1, quiet=options.quiet)

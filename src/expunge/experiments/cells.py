@@ -28,9 +28,9 @@ class Cell:
     `method` {"name": a key of METHODS, the import path of a class, or "original" for w* itself, "reading": "text", "released" or another
     of `readings`, and settings}, with "revision" where the method's rule was corrected, so that a result of the rule before is none of
     this cell; `tuning` the fine-tuning: {"schedule": "replayed", "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5},
-    {"schedule": "own"} for the method's own, or None. `recipe` is how the networks are trained. `validation` is the share of the training data kept apart to
-    choose the epoch on; 0: it is chosen on the test set. `precision` is that of all training, fine-tuning too. `relearn`, {"rate": 0.1,
-    "limit": 100} and perhaps "margin", asks for the re-learn time too.
+    {"schedule": "own"} for the method's own, or None. `recipe` is how the networks are trained. `validation` is the share of the training
+    data kept apart to choose the epoch on; 0: it is chosen on the test set. `precision` is that of all training, fine-tuning too.
+    `relearn`, {"rate": 0.1, "limit": 100} and perhaps "margin", asks for the re-learn time too.
     """
 
     dataset: str

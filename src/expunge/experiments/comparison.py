@@ -104,7 +104,7 @@ def comparison(
     epochs: int,
     tuning_epochs: int,
     seed: int = 0,
-    relearn: Settings | None = RELEARN,
+    relearn: Settings | None = None,
 ) -> Comparison:
     """The plan of `expunge compare`, or of another command by its `name`; the scenario is drawn here, so mistakes in it are told first."""
     for argument, value in (("epochs", epochs), ("tuning_epochs", tuning_epochs)):

@@ -36,13 +36,13 @@ from expunge.vision.zoo import save_network
 CLASSIFIER = "mask-classifier"
 
 
-def perform(cell: Cell, store: Store, network: Path | None = None) -> Result:
-    """The result of a cell whose networks are in the store; a method that refuses or diverges is a result too.
+def perform(cell: Cell, store: Store) -> tuple[Result, nn.Module | None]:
+    """The result of a cell whose networks are in the store, and its network; a method that refuses or diverges is a result too.
 
-    Its network is saved as the file `network`, if there is to be one. Anything else that is refused, such as a damaged file of a network or
-    a method that this process does not know, says nothing of the cell, and is raised.
+    Anything else that is refused, such as a damaged file of a network or a method that this process does not know, says nothing of the
+    cell, and is raised.
     """
-    started = time.perf_counter()
+    started, after = time.perf_counter(), None
     measures: dict[str, Any] = {}
     try:
         images = parts(cell.dataset, cell.validation, store.data, store.device)
@@ -63,9 +63,13 @@ def perform(cell: Cell, store: Store, network: Path | None = None) -> Result:
         else:
             if cell.method["name"] == REFERENCE:
                 measures["work_seconds"] = store.seconds(retrained(cell))
-            if network is not None:
-                save_network(network, after, cell.network, images.classes, images.channels)
-    return Result(cell, cell.digest, time.perf_counter() - started, **surroundings(store.device), **measures)
+    return Result(cell, cell.digest, time.perf_counter() - started, **surroundings(store.device), **measures), after
+
+
+def save(network: nn.Module, cell: Cell, store: Store, path: Path) -> None:
+    """The network of a cell, for `load_network`."""
+    images = parts(cell.dataset, cell.validation, store.data, store.device)
+    save_network(path, network, cell.network, images.classes, images.channels)
 
 
 def _check_known(cell: Cell) -> None:

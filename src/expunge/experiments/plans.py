@@ -139,8 +139,8 @@ def cells(
         if name == "ssd":
             method.setdefault("threshold", _ssd_threshold(dataset, scenario))
     tuning = _tuning(profile, name, reading)
-    if scenario.get("remain_count") == 0 and tuning is not None and tuning["schedule"] == "replayed":
-        tuning = None
+    if scenario.get("remain_count") == 0 and tuning is not None and tuning["schedule"] == "replayed" and name != "finetune":
+        tuning = None  # Finetune is nothing else, and says so itself
     told = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(recipe).items() if value is not None}
     for seed in profile.seeds:
         yield Cell(dataset, network, scenario, method, seed, told, tuning, profile.validation, profile.precision)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from expunge.errors import ExpungeError
 from expunge.experiments.cells import Cell
-from expunge.experiments.measuring import is_result, perform, reason, surroundings
+from expunge.experiments.measuring import is_result, perform, reason, save, surroundings
 from expunge.experiments.networks import Spec, Store, original, retrained
 from expunge.experiments.results import Result, path_of, read
 from expunge.runtime.modes import one_thread
@@ -152,21 +153,23 @@ class _Runner:
         started = time.perf_counter()
         self.starting(task.cell.label)
         try:
-            result = self._result(task.cell, refused)
+            result, network = self._result(task.cell, refused)
         except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
             self.broken += 1
             self.pending.remove(task)
             self.say(f"BROKEN {task.cell.label}: {error if isinstance(error, ExpungeError) else repr(error)}")
             return
+        if network is not None and self.place.keep:
+            save(network, task.cell, self.store, self.place.network(task.cell))
         write_json(path_of(self.place.folder, result.digest), encode(replace(result, experiments=task.experiments)))
         if result.error is not None:
             self.pending.remove(task)  # "no data" is not final, but it is for this run
         why = "" if result.error is None else f" ({result.error})"
         self.say(f"{task.cell.label}: {time.perf_counter() - started:.1f} s{why}")
 
-    def _result(self, cell: Cell, refused: Exception | None) -> Result:
+    def _result(self, cell: Cell, refused: Exception | None) -> tuple[Result, nn.Module | None]:
         if refused is None:
-            return perform(cell, self.store, self.place.network(cell) if self.place.keep else None)
+            return perform(cell, self.store)
         if not is_result(refused):
             raise refused
-        return Result(cell, cell.digest, 0.0, **surroundings(self.place.device), error=reason(refused))
+        return Result(cell, cell.digest, 0.0, **surroundings(self.place.device), error=reason(refused)), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,12 +13,12 @@ from typing import Any
 from expunge.experiments.cells import CHOSEN
 from expunge.experiments.comparison import Comparison
 from expunge.experiments.plans import CONTROL, Entry
-from expunge.experiments.results import Result
+from expunge.experiments.results import DIVERGED, Result
 from expunge.experiments.runner import Place
 from expunge.report.formats import FORMATS
 from expunge.report.formats import show as show_tables
 from expunge.report.page import page
-from expunge.report.paper_tables import tables
+from expunge.report.paper_tables import NOT_RUN, REFUSED, Row, tables
 from expunge.storage.codec import encode
 from expunge.storage.files import write_bytes, write_json
 from expunge.storage.folders import RESULT, check_owned, listed, signature
@@ -25,11 +26,12 @@ from expunge.storage.folders import RESULT, check_owned, listed, signature
 PAGE = "page.html"
 TEXT = ("fisher-mask", "text")
 FORGOTTEN = 0.01  # a forget accuracy up to this counts as forgotten
+WIDTH = 80  # columns of a terminal
 EXPLAINED = {
-    "summary": "masked: by the method's edit alone. trained: at the epoch that is best on\n"
-    "validation data (0: no training helped; Retrain: the last).",
-    "evidence": "score Δ: fluctuation over the epochs. re-learn: epochs on all data until the\n"
-    "forget loss is the original's again. same, KL: classes shared with the retrained\nnetwork, divergence from it.",
+    "summary": "masked: by the method's edit alone. trained: at the epoch that is best on validation data (0: no training helped; Retrain: "
+    "the last).",
+    "evidence": "score Δ: fluctuation over the epochs. re-learn: epochs on all data until the forget loss is the original's again. same, "
+    "KL: classes shared with the retrained network, divergence from it.",
 }
 
 Results = Mapping[str, Result]
@@ -43,13 +45,23 @@ def stored(plan: Comparison, place: Place) -> dict[str, Result]:
 
 def show(plan: Comparison, results: Results) -> None:
     """On standard output: tables, and notes below them."""
-    first, *others = tables(plan.experiment, plan.entries, results)
+    first, *others = [
+        replace(table, rows=tuple(map(_with_one_word, table.rows))) for table in tables(plan.experiment, plan.entries, results)
+    ]
     drawn = [first, *(replace(table, notes=()) for table in others)]  # who was refused is the same in all
     if sys.stdout.isatty():
         show_tables(drawn)
     else:
         print(FORMATS["text"](drawn))
-    print("\n".join(notes(plan, results)))
+    print("\n".join(textwrap.fill(note, WIDTH) for note in notes(plan, results)))
+
+
+def _with_one_word(row: Row) -> Row:
+    """A row without a number says why once, not in every column."""
+    first, *others = row.values
+    if any(value.mean is not None for value in row.values) or first.text not in (REFUSED, NOT_RUN, DIVERGED):
+        return row
+    return replace(row, values=(first, *(replace(value, text="") for value in others)))
 
 
 def notes(plan: Comparison, results: Results) -> list[str]:
@@ -61,7 +73,7 @@ def notes(plan: Comparison, results: Results) -> list[str]:
             continue
         method = (entry.cell.method["name"], entry.cell.method["reading"])
         if method[1] == CHOSEN:
-            lines.append(f"FisherMask, chosen: {_choice(result)} by validation data;\nits seconds include the choice.")
+            lines.append(f"FisherMask, chosen: {_choice(result)} by validation data; its seconds include the choice.")
         elif method[0] == CONTROL:
             lines.append("MaskClassifier is a control: all that the network knew is still in it.")
         elif method == TEXT and entry.cell.scenario["kind"] == "category" and result.best.forget > FORGOTTEN:

@@ -119,8 +119,8 @@ def _limit(results: Sequence[Result]) -> list[Column]:
 
 
 VIEWS = {
-    "summary": View("at the epoch chosen on {on}", _summary),
-    "evidence": View("how near the retrained network", _evidence),
+    "summary": View("accuracies", _summary),
+    "evidence": View("evidence", _evidence),
     "masked": View(
         "without fine-tuning",
         lambda results: _scores(lambda result, row: result.history[0] if result.history else None, epochs=False),
