@@ -344,13 +344,6 @@ def test_a_damaged_state_of_a_training_is_no_result(tmp_path):
     assert run(asked, here) == 0 and len(found_in(here)) == len(asked)
 
 
-@pytest.mark.parametrize("content", ["{", "[3]", '[{"cell": {}}]', '[{"cell": 3}]'])
-def test_a_broken_list_of_cells_is_named(tmp_path, content):
-    (tmp_path / "cells.json").write_text(content)
-    with pytest.raises(InputError, match="cells: .*cells.json must be a list of cells"):
-        main([str(tmp_path / "cells.json"), "--out", str(tmp_path)])
-
-
 def test_no_process_at_all_is_refused(tmp_path):
-    with pytest.raises(InputError, match="jobs: must be at least 1; found 0"):
-        main([str(write_cells(tmp_path / "cells.json", [])), "--jobs", "0"])
+    with pytest.raises(InputError, match="cells: .*jobs is 0"):
+        main([str(write_work(tmp_path / "cells.json", [], place(tmp_path), jobs=0))])

@@ -21,9 +21,22 @@ def result(cell, remain=0.9, forget=0.1, error=None, epochs=5, relearn=None):
     best = None if error else Best("test", epochs, remain, forget, remain / (1 + forget))
     masked = None if cell.method["name"] in ("finetune", "retrain") else Accuracies(0.8, 0.2, 0.7)
     return Result(
-        cell, cell.digest, (), 1.0, 1.0, {}, {"device": "cpu"}, {}, BEFORE, BEFORE, masked, () if error else history, best, history[-1],
-        Stability(0.01, 0.02, 0.03), relearn, None, None, {}, {}, None, {}, {}, None, error,
-    )  # fmt: skip
+        cell,
+        cell.digest,
+        seconds=1.0,
+        versions={},
+        hardware={"device": "cpu"},
+        error=error,
+        work_seconds=1.0,
+        before=BEFORE,
+        retrained=BEFORE,
+        masked=masked,
+        history=() if error else history,
+        best=best,
+        last=history[-1],
+        stability=Stability(0.01, 0.02, 0.03),
+        relearn=relearn,
+    )
 
 
 def made(name, profile=PAPER, methods=("finetune", "fisher-mask"), **settings):
