@@ -113,7 +113,8 @@ def save(place: Place, plan: Comparison, results: Results, settings: dict[str, A
     result["scenario"]["remain"] = 0 if plan.scenario.remain is None else len(plan.scenario.remain)
     write_json(folder / RESULT, result)
     for name in earlier - {RESULT, PAGE, *networks}:
-        (folder / name).unlink(missing_ok=True)
+        if (folder / name).is_file():
+            (folder / name).unlink()
 
 
 def _network(entry: Entry) -> str:
