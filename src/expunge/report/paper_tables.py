@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -11,6 +10,7 @@ from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
 from expunge.experiments.plans import CONTROL, REFERENCE, Entry, Experiment
 from expunge.experiments.results import DIVERGED, NO_DATA, Result
 from expunge.methods.lookup import told_apart
+from expunge.report.aggregate import aggregate
 from expunge.report.views import FINETUNE, VIEWS, Column
 
 NOT_RUN = "not run"
@@ -156,8 +156,8 @@ def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
         within = [value for value in values if value != inf]
         return Value(None, 0.0, len(values), "beyond" if not within else f"beyond in {len(values) - len(within)} of {len(values)}")
     scale = 100 if column.percent else 1
-    sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Value(scale * statistics.fmean(values), scale * sd, len(values))
+    ours = aggregate(values)
+    return Value(scale * (ours.mean or 0.0), scale * (ours.sd or 0.0), ours.count)
 
 
 def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> list[Row]:

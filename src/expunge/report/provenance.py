@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from expunge.methods.lookup import is_path
 from expunge.report.measured import chosen_on
 from expunge.report.page_tables import Cell, Column, Table, number
-from expunge.report.rows import Told, at, family, flat, place, shown
+from expunge.report.rows import Content, at, family, flat, place, shown
+
+LONG = 40  # a table with more rows than this is folded away
 
 
-def summary(done: Sequence[Told], failed: Sequence[Told]) -> list[tuple[str, str]]:
+def summary(done: Sequence[Content], failed: Sequence[Content]) -> list[tuple[str, str]]:
     """The page in a few words."""
     cells = [result["cell"] for result in done]
     seconds = sum(float(result.get("seconds") or 0) for result in [*done, *failed])
@@ -26,7 +28,7 @@ def summary(done: Sequence[Told], failed: Sequence[Told]) -> list[tuple[str, str
     return [(key, value) for key, value in told.items() if value]
 
 
-def failures(failed: Sequence[Told]) -> Table | None:
+def failures(failed: Sequence[Content]) -> Table | None:
     """The runs without a result, and why."""
     if not failed:
         return None
@@ -39,9 +41,9 @@ def failures(failed: Sequence[Told]) -> Table | None:
     return Table("Runs without a result", columns, rows, note="They are in no table and no figure of this page.", kind="text")
 
 
-def runs(results: Sequence[Told]) -> list[Table]:
+def runs(results: Sequence[Content]) -> list[Table]:
     """How it was run: settings of the methods, versions, machines, and every run."""
-    methods: dict[tuple[str, str], list[Told]] = {}
+    methods: dict[tuple[str, str], list[Content]] = {}
     for result in results:
         told = flat(result["cell"])
         details = ", ".join(
@@ -90,6 +92,7 @@ def runs(results: Sequence[Told]) -> list[Table]:
             [Column("run"), Column("setting"), Column("method"), Column("seed"), Column("seconds"), *weights],
             every,
             kind="text",
+            folded=len(every) > LONG,
         ),
     ]
 
@@ -99,10 +102,10 @@ def _named(key: str, value: str) -> bool:
     return key == "method.reading" or (key == "method.name" and not is_path(value))
 
 
-def _pairs(told: Told) -> str:
+def _pairs(told: Content) -> str:
     return ", ".join(f"{key} {shown(value)}" for key, value in told.items()) or "not told"
 
 
-def _seed(result: Told) -> Cell:
+def _seed(result: Content) -> Cell:
     seed = result["cell"].get("seed")
     return Cell(str(seed), seed if isinstance(seed, int) else None)

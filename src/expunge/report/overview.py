@@ -1,0 +1,100 @@
+"""The summary at the head of the page: a row per model and task, the main methods beside the retrained network and the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from expunge.experiments.plans import CONTROL
+from expunge.experiments.results import NO_DATA
+from expunge.report.aggregate import mean
+from expunge.report.measured import MEASURES, chosen_on, relearned
+from expunge.report.page_tables import Cell, Column, Paper, Table, heading
+from expunge.report.printed import printed
+from expunge.report.rows import Content, Row, Setting, flat, place, settings
+
+MAIN = (("Finetune", "finetune", "text"), ("FisherMask", "fisher-mask", "text"), ("FisherMask (released)", "fisher-mask", "released"))
+NOT_HERE = ("table2",)  # the runs of table 1
+Times = Mapping[tuple[object, ...], Row]
+
+
+def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | None:
+    """One row for each setting, from the first experiment that has it; runs without a result count as missing."""
+    members: dict[str, tuple[str, Setting]] = {}
+    for experiment in experiments:
+        for setting in settings([result for result in results if experiment in (result["experiments"] or ("",))]):
+            if setting.methods and experiment not in NOT_HERE:
+                members.setdefault(setting.title, (experiment, setting))
+    shown = {family: key for family, *key in MAIN if any(_rows(setting, *key) for _, setting in members.values())}
+    if not members:
+        return None
+    times = {_key(row): row for setting in settings([result for result in results if result.get("relearn")]) for row in setting.rows}
+    lines = [_line(experiment, setting, shown, times) for experiment, setting in members.values()]
+    columns = ["before", "retrained", *shown, "best score of all", "missing"]
+    chosen = chosen_on(results)
+    return Table(
+        "Summary: remain / forget / score, %",
+        [Column("model, and what is forgotten"), *map(Column, columns)],
+        lines,
+        note="Mean over the seeds. Remain: accuracy on what is kept, higher is better; forget: on what was to be forgotten, as low as the "
+        "retrained network's is best; score: remain / (1 + forget). Of several settings of a method, the one with the best score. "
+        "Re-learned in: epochs until the network knows the forgotten data again; few mean that they were hidden, not forgotten."
+        + f" Epochs were chosen on {chosen} data." * bool(chosen),
+        kind="overview",
+    )
+
+
+def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]], times: Times) -> list[Cell]:
+    paper: Paper = partial(printed, experiment)
+    best = max((row for row in setting.methods if row.cell["method"]["name"] != CONTROL), key=_score, default=None)
+    cells = [
+        _cell(setting.reference("before") or Row("before", setting.rows[0].results, network="before"), paper, times),
+        _cell(setting.reference("retrained") or next((row for row in setting.rows if row.retrained), None), paper, times),
+        *(_cell(max(_rows(setting, *key), key=_score, default=None), paper, times) for key in shown.values()),
+    ]
+    if best is None or not best.values("best", "remain"):
+        cells.append(Cell("–"))
+    else:
+        named = heading(best)
+        cells.append(replace(_cell(best, paper, times), mark=named.mark, details=(named.text, *_cell(best, paper, times).details)))
+    compared = any("paper" in detail for cell in cells for detail in cell.details)
+    return [Cell(setting.title), *cells, Cell(_missing(setting, compared))]
+
+
+def _rows(setting: Setting, name: str, reading: str) -> list[Row]:
+    return [row for row in setting.rows if (row.cell["method"]["name"], row.cell["method"].get("reading", "text")) == (name, reading)]
+
+
+def _score(row: Row) -> float:
+    score = mean(row.values("best", "unlearn_score"))
+    return -1.0 if score is None else score
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    """A method as it was set on a setting, measured for re-learn time or not."""
+    values = flat(row.cell)
+    return place(row.cell), *sorted((name, value) for name, value in values.items() if not name.startswith("relearn"))
+
+
+def _cell(row: Row | None, paper: Paper, times: Times) -> Cell:
+    """Ours, and in small what the paper prints and how soon it is learned again."""
+    if row is None:
+        return Cell("–")
+    ours = {measure: mean(row.values(row.network or "best", measure)) for measure in MEASURES}
+    theirs = {measure: paper(row, row.network if row.network == "before" else "best", measure) for measure in MEASURES}
+    numbers = [f"{100 * value:.1f}" for value in ours.values() if value is not None]
+    details = [f"paper {' / '.join(f'{one.number.value:.1f}' for one in theirs.values() if one is not None)}"] * any(theirs.values())
+    time = relearned(times[_key(row)]) if row.network != "before" and _key(row) in times else None
+    details += [] if time is None else [f"re-learned in {time[0]}"]
+    return Cell(" / ".join(numbers) or "–", ours["unlearn_score"], details=details)
+
+
+def _missing(setting: Setting, compared: bool) -> str:
+    """Methods without a result, and the paper's numbers where it prints none."""
+    without = [row for row in setting.rows if not row.values("best", "remain")]
+    errors = {str(result["error"]) for row in without for result in row.results}
+    why = "no data" if errors and all(error.startswith(NO_DATA) for error in errors) else "no result"
+    names = ", ".join(dict.fromkeys(row.family for row in without))
+    parts = [f"{why}: {'all methods' if len(without) == len(setting.rows) else names}"] * bool(without)
+    return "; ".join([*parts, *["no number in the paper"] * (not compared)])
