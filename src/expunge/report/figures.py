@@ -9,7 +9,6 @@ import torch
 
 from expunge.report import svg
 from expunge.report.aggregate import mean
-from expunge.report.marks import mark_of
 from expunge.report.page_tables import Cell, Column, Table, heading, number
 from expunge.report.rows import Row, Setting
 from expunge.vision.networks import NETWORKS
@@ -48,7 +47,7 @@ def curves(setting: Setting, name: str) -> Figure | None:
     level = None if again is None else mean(again.values("retrained", "remain"))
     pictures, lines = [], []
     for index, row in enumerate(rows):
-        mark = mark_of(row.cell)
+        mark = row.mark
         runs = [result["history"] for result in row.results if result.get("history")]
         epochs = sorted({step["epoch"] for run in runs for step in run})
         whole = [tick for tick in svg.ticks(0, epochs[-1], 5) if tick == int(tick)]
@@ -93,7 +92,7 @@ def ratios(setting: Setting, name: str) -> Figure | None:
     pictures, lines = [], []
     for index, ((label, _), members) in enumerate(families.items()):
         merged = {ratio: Row(label, tuple(result for row in members[ratio] for result in row.results)) for ratio in sorted(members)}
-        mark = mark_of(next(iter(merged.values())).cell)
+        mark = next(iter(merged.values())).mark
         plane = svg.Plane((0.0, 1.04 * max(merged)), (-3.0, 103.0), ("share of weights masked", "accuracy, %"), (460, 280))
         for stage in stages:
             for measure, kind in LINES.items():
@@ -134,7 +133,7 @@ def shares(setting: Setting, name: str) -> Figure | None:
         return None
     pictures = []
     for index, (row, layers) in enumerate(by_row.items()):
-        top, mark = max(layers.values()), mark_of(row.cell)
+        top, mark = max(layers.values()), row.mark
         plane = svg.Plane((0.0, float(len(layers))), (0.0, 1.05 * top), size=SMALL, x_ticks=[])
         for place, (key, value) in enumerate(layers.items()):
             plane.column(place + 0.5, value, 0.8, mark, f"{key}: {value:.2f} %")

@@ -5,8 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from expunge.report.paper_tables import Table, Value, as_printed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as Drawn
+
+LABEL = 32  # columns of a terminal that a row's label may take
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -129,38 +136,64 @@ def _legend(table: Table, best: str) -> str:
 
 
 def show(tables: Sequence[Table]) -> None:
-    """On the terminal: bold and colours by rich, plain text without it."""
+    """On the terminal: bold and colours by rich, plain text without it.
+
+    As wide as the terminal: where a table is wider, the paper's numbers go below ours, and columns into a second part.
+    """
     try:
-        from rich import box
         from rich.console import Console
-        from rich.table import Table as Drawn
-        from rich.text import Text
     except ImportError:
         print(plain(tables), end="")
         return
-
-    def said(value: Value) -> Text:
-        text = Text(value.ours, style="bold" if value.best else "" if value.mean is not None else "dim")
-        if value.gap is not None:
-            text.append(f" {value.theirs}", style="dim not bold").append(f" {value.gap:+.1f}", style=f"not bold {_colour(value)}")
-        return text
-
     console = Console()
     for table in tables:
-        drawn = Drawn(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, caption=_caption(table), caption_justify="left")
-        drawn.add_column("")
-        for column in table.columns:
-            drawn.add_column(column.title, justify="left" if table.compared else "right")
-        for section, label, values in _lines(table):
-            if values is None:
-                drawn.add_row(Text(section, style="italic"))
-            else:
-                drawn.add_row(label, *map(said, values))
-        console.print(drawn)
+        console.print(table.title, style="italic", markup=False, highlight=False)
+        for part in _parts(table, console):
+            console.print(part)
+        legend = _legend(table, "Bold: the best.").replace("In brackets", "Behind or below it")
+        console.print("\n".join([legend, *table.notes, ""]), style="dim", markup=False, highlight=False)
 
 
-def _caption(table: Table) -> str:
-    return "\n".join([_legend(table, "Bold: the best.").replace("In brackets", "Behind it"), *table.notes])
+def _parts(table: Table, console: Console) -> list[Drawn]:
+    """The table in one piece if it fits, else in as many as its columns need."""
+    from rich.measure import Measurement
+
+    def fits(places: Sequence[int], stacked: bool = False) -> bool:
+        wide = console.options.update(max_width=10_000)
+        return Measurement.get(console, wide, _drawn(table, places, stacked)).maximum <= console.width
+
+    every = list(range(len(table.columns)))
+    parts: list[list[int]] = [every if fits(every) else []]
+    for place in () if parts[0] else every:
+        if parts[-1] and not fits([*parts[-1], place], stacked=True):
+            parts.append([])
+        parts[-1].append(place)
+    return [_drawn(table, part, stacked=not fits(part)) for part in parts]
+
+
+def _drawn(table: Table, places: Sequence[int], stacked: bool) -> Drawn:
+    """Some columns of a table. A long label is folded, a number never."""
+    from rich import box
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    def number(value: Value) -> Text:
+        text = Text(value.ours, style="bold" if value.best else "" if value.mean is not None else "dim")
+        if value.gap is not None:
+            text.append("\n" if stacked else " ").append(value.theirs, style="dim not bold")
+            text.append(f" {value.gap:+.1f}", style=f"not bold {_colour(value)}")
+        return text
+
+    drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn.add_column("", overflow="fold", max_width=LABEL)
+    for place in places:
+        drawn.add_column(table.columns[place].title, justify="left" if table.compared else "right", no_wrap=True)
+    for section, label, values in _lines(table):
+        if values is None:
+            drawn.add_row(Text(section, style="italic"))
+        else:
+            drawn.add_row(Text(label), *(number(values[place]) for place in places))
+    return drawn
 
 
 def _colour(value: Value) -> str:

@@ -7,9 +7,7 @@ moves no other. A method of one's own has one of the other marks, by a digest of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from itertools import product
-from typing import Any
 
 from expunge.report.svg import COLOURS, FORMS, Filling, Mark
 
@@ -41,8 +39,3 @@ def mark(name: str, reading: str = "text") -> Mark:
     place = int.from_bytes(hashlib.sha256(name.encode(errors="replace")).digest()[:8], "big")
     colour, form = MARKS.get(name) or OTHERS[place % len(OTHERS)]
     return Mark(colour, form, FILLINGS.get(reading, "dotted"))
-
-
-def mark_of(cell: Mapping[str, Any]) -> Mark:
-    method = cell["method"]
-    return mark(str(method["name"]), str(method.get("reading", "text")))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from expunge.report import svg
 from expunge.report.aggregate import mean
-from expunge.report.marks import mark_of
 from expunge.report.page_tables import Cell, Column, Paper, Table, beside, heading, number, percent
 from expunge.report.rows import Content, Row, Setting, at
 
@@ -51,7 +50,7 @@ def _accuracies(setting: Setting, paper: Paper, digits: int, stages: dict[str, s
         theirs = paper(row, view, measure)
         if theirs is not None and theirs.reason and ours.value is not None:
             reasons[theirs.reason] = None
-        return beside(ours, theirs, measure, digits)
+        return beside(ours, theirs, "" if view == "before" else measure, digits)  # which network one begins with is no merit
 
     def line(row: Row) -> list[Cell]:
         cells = [heading(row), *[Cell(str(len(row.results)), len(row.results))] * counted]
@@ -62,7 +61,7 @@ def _accuracies(setting: Setting, paper: Paper, digits: int, stages: dict[str, s
                 ours = number(row.values(row.network or stage, measure), digits, averaged=row.averaged)
                 cells.append(compared(ours, row, view, measure, digits) if beside_it else ours)
             if stage == "best":
-                trained = row.network is None or (row.network == "retrained" and row.retrained)
+                trained = row.cell["method"]["name"] == row.method and row.network != "before"
                 epoch = number(row.values("best", "epoch") if trained else [], scale=1, averaged=row.averaged)
                 cells.append(compared(epoch, row, stage, "epochs") if trained else Cell(""))
         return cells
@@ -124,7 +123,7 @@ def stability(setting: Setting, paper: Paper) -> Table | None:
         cells = [heading(row)]
         for measure in MEASURES:
             ours = beside(number(row.values("stability", measure), averaged=row.averaged), theirs[row.label, measure], "Δ")
-            cells.append(replace(ours, bar=svg.bar(means[row.label, measure] / longest, mark_of(row.cell))))
+            cells.append(replace(ours, bar=svg.bar(means[row.label, measure] / longest, row.mark)))
         return cells
 
     return Table(
@@ -156,7 +155,7 @@ def relearning(setting: Setting) -> Table | None:
     margins = sorted({(row.cell.get("relearn") or {}).get("margin", 0.0) for row in times})
     goal = "the original's again" if margins == [0.0] else f"within {' or '.join(f'{margin:g}' for margin in margins)} of the original's"
     lines = {
-        row: [heading(row), Cell(text, centre, bar=svg.bar(centre / limit, mark_of(row.cell)))] for row, (text, centre) in times.items()
+        row: [heading(row), Cell(text, centre, bar=svg.bar(centre / limit, row.mark))] for row, (text, centre) in times.items()
     }
     alone = "" if any(row.retrained for row in times) else " The retrained network's own time is not among these results."
     return Table(

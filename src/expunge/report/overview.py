@@ -34,20 +34,19 @@ def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | 
     columns = ["before", "retrained", *shown, "best score of all", "missing"]
     chosen = chosen_on(results)
     return Table(
-        "Summary: remain / forget / score, %",
+        "Remain / forget / score, %",
         [Column("model, and what is forgotten"), *map(Column, columns)],
         lines,
-        note="Mean over the seeds. Remain: accuracy on what is kept, higher is better; forget: on what was to be forgotten, as low as the "
-        "retrained network's is best; score: remain / (1 + forget). Of several settings of a method, the one with the best score. "
-        "Re-learned in: epochs until the network knows the forgotten data again; few mean that they were hidden, not forgotten."
-        + f" Epochs were chosen on {chosen} data." * bool(chosen),
+        note=f"Mean over the seeds{f'; epochs chosen on {chosen} data' if chosen else ''}. Remain: accuracy on what is kept. Forget: on what "
+        "was to go; the retrained network's is the aim. Score: remain / (1 + forget). Of a method with several settings: the best score. "
+        "Re-learned in: epochs until the forgotten is known again; fewer than the retrained network's: hidden, not forgotten.",
         kind="overview",
     )
 
 
 def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]], times: Times) -> list[Cell]:
     paper: Paper = partial(printed, experiment)
-    best = max((row for row in setting.methods if row.cell["method"]["name"] != CONTROL), key=_score, default=None)
+    best = max((row for row in setting.methods if row.method != CONTROL), key=_score, default=None)
     cells = [
         _cell(setting.reference("before") or Row("before", setting.rows[0].results, network="before"), paper, times),
         _cell(setting.reference("retrained") or next((row for row in setting.rows if row.retrained), None), paper, times),
@@ -56,14 +55,14 @@ def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]],
     if best is None or not best.values("best", "remain"):
         cells.append(Cell("–"))
     else:
-        named = heading(best)
-        cells.append(replace(_cell(best, paper, times), mark=named.mark, details=(named.text, *_cell(best, paper, times).details)))
+        cell = _cell(best, paper, times)
+        cells.append(replace(cell, mark=heading(best).mark, details=(best.family, *cell.details)))
     compared = any("paper" in detail for cell in cells for detail in cell.details)
     return [Cell(setting.title), *cells, Cell(_missing(setting, compared))]
 
 
 def _rows(setting: Setting, name: str, reading: str) -> list[Row]:
-    return [row for row in setting.rows if (row.cell["method"]["name"], row.cell["method"].get("reading", "text")) == (name, reading)]
+    return [row for row in setting.rows if (row.method, row.reading) == (name, reading)]
 
 
 def _score(row: Row) -> float:
@@ -84,7 +83,9 @@ def _cell(row: Row | None, paper: Paper, times: Times) -> Cell:
     ours = {measure: mean(row.values(row.network or "best", measure)) for measure in MEASURES}
     theirs = {measure: paper(row, row.network if row.network == "before" else "best", measure) for measure in MEASURES}
     numbers = [f"{100 * value:.1f}" for value in ours.values() if value is not None]
-    details = [f"paper {' / '.join(f'{one.number.value:.1f}' for one in theirs.values() if one is not None)}"] * any(theirs.values())
+    printed_there = [f"{one.number.value:.1f}" if one is not None else "–" for one in theirs.values()]
+    details = [] if row.label == row.family or row.network else [row.label.removeprefix(row.family).removeprefix(", ")]
+    details += [f"paper {' / '.join(printed_there)}"] * any(theirs.values())
     time = relearned(times[_key(row)]) if row.network != "before" and _key(row) in times else None
     details += [] if time is None else [f"re-learned in {time[0]}"]
     return Cell(" / ".join(numbers) or "–", ours["unlearn_score"], details=details)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from expunge.experiments.paper import Number
 from expunge.report import svg
 from expunge.report.aggregate import aggregate
-from expunge.report.marks import mark, mark_of
-from expunge.report.rows import REFERENCE, Row
+from expunge.report.rows import Row
+
+BETTER = {"remain": 1, "unlearn_score": 1, "forget": -1, "Δ": -1}  # more, or less
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def heading(row: Row) -> Cell:
     """The label of a row behind its method's mark; the network before has none."""
     if row.network == "before":
         return Cell(row.label)
-    return Cell(row.label, mark=svg.symbol(mark(REFERENCE) if row.network else mark_of(row.cell)))
+    return Cell(row.label, mark=svg.symbol(row.mark))
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -99,5 +100,4 @@ def beside(ours: Cell, paper: Printed | None, measure: str, digits: int = 1) -> 
     if paper.reason:
         return ours
     gap = round(ours.value - theirs.value, digits) + 0.0  # not -0.0
-    short = gap < 0 if measure in ("remain", "unlearn_score") else gap > 0
-    return replace(ours, gap=f"{gap:+.{digits}f}".replace("-", "−"), short=short)
+    return replace(ours, gap=f"{gap:+.{digits}f}".replace("-", "−"), short=BETTER.get(measure, 0) * gap < 0)

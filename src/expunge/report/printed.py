@@ -21,7 +21,7 @@ def printed(experiment: str, row: Row, view: str, measure: str) -> Printed | Non
     An average stands beside one of ours over as many models, and in table 2, which has nothing else, beside any.
     """
     cell = row.cell
-    block, name = f"{cell['dataset']}/{cell['network']}", str(cell["method"]["name"])
+    block = f"{cell['dataset']}/{cell['network']}"
     models = {(result["cell"]["dataset"], result["cell"]["network"]) for result in row.results}
     if row.averaged and len(models) < MODELS:
         return None
@@ -30,7 +30,7 @@ def printed(experiment: str, row: Row, view: str, measure: str) -> Printed | Non
     if view == "before":  # in table 1 the row of Finetune before it is trained
         numbers = paper.printed(experiment, "best", block, "", paper.ORIGINAL) or paper.printed(experiment, "masked", block, "", "finetune")
     else:
-        numbers = paper.printed(experiment, view, block, section(experiment, cell), name)
+        numbers = paper.printed(experiment, view, block, section(experiment, cell), row.method)
     return Printed(numbers[measure], reason(experiment, row, view, measure)) if measure in numbers else None
 
 
@@ -55,7 +55,6 @@ def reason(experiment: str, row: Row, view: str, measure: str) -> str:
         return other
     if view == "before":
         return ""
-    name, reading = cell["method"]["name"], cell["method"].get("reading", "text")
     if experiment == "table2" and not row.averaged:
         return "the paper prints its average over 16 models, and no number for this one"
     if view == "best" and row.retrained:
@@ -64,9 +63,9 @@ def reason(experiment: str, row: Row, view: str, measure: str) -> str:
         return "the paper's networks were taken at the epoch best on test data, ours at the last, when they know the wrong labels by heart"
     if view == "best" and any(at(result, "best", "on") == "validation" for result in row.results):
         return "our epochs were chosen on validation data, the paper's on test data"
-    if reading not in READINGS:
-        return f"{reading}: a formula of neither the paper's text nor its program"
-    if experiment == "table5" and name == "tf-idf-mask":
+    if row.reading not in READINGS:
+        return f"{row.reading}: a formula of neither the paper's text nor its program"
+    if experiment == "table5" and row.method == "tf-idf-mask":
         return "TfIdfMask: the paper's program reads activations of all training data, ours of the remain data at hand"
     if measure == "epochs":
         return "the paper prints no epoch above 4 of 5, so we take it to count from 0; ours count from 1"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -11,6 +11,8 @@ from typing import Any, Literal
 from expunge.experiments.plans import PAPER_METHODS, REFERENCE
 from expunge.methods import METHODS
 from expunge.methods.lookup import class_name
+from expunge.report.marks import mark
+from expunge.report.svg import Mark
 
 Content = Mapping[str, Any]
 Network = Literal["before", "retrained"]
@@ -19,6 +21,12 @@ Network = Literal["before", "retrained"]
 PLACE = ("dataset", "network", "scenario")
 NETWORKS: dict[Network, str] = {"before": "before", "retrained": class_name(REFERENCE)}  # and their labels
 TRAINED_BY = ("recipe", "validation", "precision")  # a cell's parts that decide both
+KEYS = {"category": "label", "poisoned": "n", "mislabelled": "fraction"}  # what a kind of scenario says first
+SCENARIOS: dict[str, Callable[[Any], str]] = {
+    "category": lambda label: f"class {shown(label)}",
+    "poisoned": lambda count: f"{shown(count)} poisoned samples",
+    "mislabelled": lambda fraction: f"{100 * fraction:g} % wrong labels" if isinstance(fraction, float) else f"wrong labels {shown(fraction)}",
+}
 
 
 @dataclass(frozen=True, eq=False)  # by identity: results are dictionaries
@@ -45,8 +53,21 @@ class Row:
         return self.results[0]["cell"]
 
     @property
+    def method(self) -> str:
+        """By its name in cells; of the network before that of any method."""
+        return REFERENCE if self.network == "retrained" else str(self.cell["method"]["name"])
+
+    @property
+    def reading(self) -> str:
+        return str(self.cell["method"].get("reading", "text"))
+
+    @property
     def retrained(self) -> bool:
-        return self.cell["method"]["name"] == REFERENCE
+        return self.network != "before" and self.method == REFERENCE
+
+    @property
+    def mark(self) -> Mark:
+        return mark(self.method, "text" if self.network else self.reading)
 
     @property
     def family(self) -> str:
@@ -109,10 +130,14 @@ def at(content: Any, *path: str) -> Any:
 
 def place(cell: Content) -> str:
     """A setting in words: dataset, network, scenario."""
-    scenario = dict(cell.get("scenario") or {})
+    scenario = {key: value for key, value in (cell.get("scenario") or {}).items() if value is not None}
     kind = str(scenario.pop("kind", "unknown scenario"))
-    details = [f"{key.replace('_', ' ')} {shown(value)}" for key, value in scenario.items() if value is not None]
-    return f"{cell.get('network')} on {cell.get('dataset')}: {', '.join([kind, *details])}"
+    parts = [SCENARIOS[kind](scenario.pop(KEYS[kind]))] if KEYS.get(kind) in scenario else [kind]
+    if scenario.get("remain_count") == 0:
+        parts.append("no remain data")
+        del scenario["remain_count"]
+    parts += [f"{key.replace('_', ' ')} {shown(value)}" for key, value in scenario.items()]
+    return f"{cell.get('network')} on {cell.get('dataset')}: {', '.join(parts)}"
 
 
 def shown(value: Any) -> str:

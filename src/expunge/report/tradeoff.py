@@ -9,7 +9,6 @@ from string import ascii_lowercase
 from expunge.report import svg
 from expunge.report.aggregate import mean
 from expunge.report.figures import Figure, Picture
-from expunge.report.marks import mark_of
 from expunge.report.page_tables import Cell, Column, Table, heading
 from expunge.report.rows import Row, Setting
 
@@ -69,7 +68,7 @@ def tradeoff(setting: Setting, name: str) -> Figure | None:
                 for point in points
             ],
         ),
-        [(svg.symbol(mark_of(row.cell)), f"{letters[row]} {row.label}".strip()) for row in shown],
+        [(svg.symbol(row.mark), f"{letters[row]} {row.label}".strip()) for row in shown],
     )
 
 
@@ -77,7 +76,7 @@ def _letters(rows: Sequence[Row]) -> dict[Row, str]:
     """A letter for each row of a method that has several: they share its mark."""
     kin: dict[svg.Mark, list[Row]] = {}
     for row in rows:
-        kin.setdefault(mark_of(row.cell), []).append(row)
+        kin.setdefault(row.mark, []).append(row)
     return {
         row: "" if len(members) == 1 else ascii_lowercase[place] if place < len(ascii_lowercase) else str(place + 1)
         for members in kin.values()
@@ -114,6 +113,6 @@ def _tradeoff_picture(
             shift = crowd.get(spot, 0.0) if caption else 0.0  # in the close-up alone: in the whole plane there are too many
             crowd[spot] = shift + MARK * (1.7 if point.letter else 1)
             tip = f"{point.row.label}, seed {point.seed}: remain {point.remain:.1f}, forget {point.forget:.1f}"
-            plane.mark(point.forget, point.remain, mark_of(point.row.cell), tip, shift, point.letter if caption else "")
+            plane.mark(point.forget, point.remain, point.row.mark, tip, shift, point.letter if caption else "")
     description = f"{len(points)} marks; every value is in the table below the figure."
     return Picture(plane.picture(name, caption or f"{title}: remain against forget accuracy", description), caption)
