@@ -141,11 +141,11 @@ def show(tables: Sequence[Table]) -> None:
     As wide as the terminal: where a table is wider, the paper's numbers go below ours, and columns into a second part.
     """
     try:
-        from rich.console import Console
+        import rich.console
     except ImportError:
         print(plain(tables), end="")
         return
-    console = Console()
+    console = rich.console.Console()
     for table in tables:
         console.print(table.title, style="italic", markup=False, highlight=False)
         for part in _parts(table, console):

@@ -24,7 +24,7 @@ def accuracies(setting: Setting, paper: Paper, digits: int = 1) -> Table:
     """Remain, forget and score: by the masks alone, and at the chosen epoch."""
     part = chosen_on(setting.results)
     stages = {"masked": "Epoch 0: before training", "best": f"Epoch chosen on {part or 'unknown'} data"}
-    flattered = " The epoch was chosen on the same test data the accuracies are of, as the paper does: they flatter." if "test" in part else ""
+    flattered = " The epoch was chosen on the same test data the accuracies are of, as the paper does: they flatter." * ("test" in part)
     return _accuracies(setting, paper, digits, stages, "Accuracies, %", f" Score: remain / (1 + forget).{flattered}")
 
 
@@ -154,9 +154,7 @@ def relearning(setting: Setting) -> Table | None:
     limit = max(result["relearn"]["limit"] for row in times for result in row.results if result.get("relearn"))
     margins = sorted({(row.cell.get("relearn") or {}).get("margin", 0.0) for row in times})
     goal = "the original's again" if margins == [0.0] else f"within {' or '.join(f'{margin:g}' for margin in margins)} of the original's"
-    lines = {
-        row: [heading(row), Cell(text, centre, bar=svg.bar(centre / limit, row.mark))] for row, (text, centre) in times.items()
-    }
+    lines = {row: [heading(row), Cell(text, centre, bar=svg.bar(centre / limit, row.mark))] for row, (text, centre) in times.items()}
     alone = "" if any(row.retrained for row in times) else " The retrained network's own time is not among these results."
     return Table(
         "Re-learn time, epochs on all data",

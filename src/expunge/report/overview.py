@@ -32,14 +32,14 @@ def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | 
     times = {_key(row): row for setting in settings([result for result in results if result.get("relearn")]) for row in setting.rows}
     lines = [_line(experiment, setting, shown, times) for experiment, setting in members.values()]
     columns = ["before", "retrained", *shown, "best score of all", "missing"]
-    chosen = chosen_on(results)
+    chosen = f"; epochs chosen on {part} data" if (part := chosen_on(results)) else ""
     return Table(
         "Remain / forget / score, %",
         [Column("model, and what is forgotten"), *map(Column, columns)],
         lines,
-        note=f"Mean over the seeds{f'; epochs chosen on {chosen} data' if chosen else ''}. Remain: accuracy on what is kept. Forget: on what "
-        "was to go; the retrained network's is the aim. Score: remain / (1 + forget). Of a method with several settings: the best score. "
-        "Re-learned in: epochs until the forgotten is known again; fewer than the retrained network's: hidden, not forgotten.",
+        note=f"Mean over the seeds{chosen}. Remain: accuracy on what is kept. Forget: on what was to go; the retrained network's is the "
+        "aim. Score: remain / (1 + forget). Of a method with several settings: the best score. Re-learned in: epochs until the forgotten "
+        "is known again; fewer than the retrained network's: hidden, not forgotten.",
         kind="overview",
     )
 

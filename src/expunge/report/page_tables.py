@@ -96,8 +96,6 @@ def beside(ours: Cell, paper: Printed | None, measure: str, digits: int = 1) -> 
     if paper is None or ours.value is None:
         return ours
     theirs = paper.number
-    ours = replace(ours, paper=f"{theirs.value:.{digits}f} ± {theirs.sd:.{digits}f}")
-    if paper.reason:
-        return ours
     gap = round(ours.value - theirs.value, digits) + 0.0  # not -0.0
-    return replace(ours, gap=f"{gap:+.{digits}f}".replace("-", "−"), short=BETTER.get(measure, 0) * gap < 0)
+    ours = replace(ours, paper=f"{theirs.value:.{digits}f} ± {theirs.sd:.{digits}f}")
+    return ours if paper.reason else replace(ours, gap=f"{gap:+.{digits}f}".replace("-", "−"), short=BETTER.get(measure, 0) * gap < 0)

@@ -55,7 +55,9 @@ EXPERIMENTS = {
         "Figure 1: fine-tuning and influence", "The removed category's accuracy while unlearning.", ("curves", "accuracies", "end")
     ),
     "fig-relearn": Experiment(
-        "Re-learn time", "How long until the forgotten is known again: a retrained network sets the measure.", ("relearning", "accuracies", "end")
+        "Re-learn time",
+        "How long until the forgotten is known again: a retrained network sets the measure.",
+        ("relearning", "accuracies", "end"),
     ),
     "fig-schedule": Experiment(
         "Learning rates of the fine-tuning", "The training's schedule replayed, against constant rates.", ("curves", "accuracies", "end")

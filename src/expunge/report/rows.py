@@ -25,7 +25,7 @@ KEYS = {"category": "label", "poisoned": "n", "mislabelled": "fraction"}  # what
 SCENARIOS: dict[str, Callable[[Any], str]] = {
     "category": lambda label: f"class {shown(label)}",
     "poisoned": lambda count: f"{shown(count)} poisoned samples",
-    "mislabelled": lambda fraction: f"{100 * fraction:g} % wrong labels" if isinstance(fraction, float) else f"wrong labels {shown(fraction)}",
+    "mislabelled": lambda fraction: f"{100 * fraction:g} % wrong labels",
 }
 
 
