@@ -21,14 +21,14 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def _markdown(table: Table) -> str:
-    def said(value: Value) -> str:
+    def written(value: Value) -> str:
         ours = f"**{value.ours}**" if value.best else value.ours
         return ours if value.gap is None else f"{ours} ({value.theirs}; {value.gap:+.1f})"
 
     lines = ["| | " + " | ".join(column.title for column in table.columns) + " |", "|---" * (1 + len(table.columns)) + "|"]
     for section, label, values in _lines(table):
         lines.append(
-            f"| *{section}* |" + " |" * len(table.columns) if values is None else f"| {label} | " + " | ".join(map(said, values)) + " |"
+            f"| *{section}* |" + " |" * len(table.columns) if values is None else f"| {label} | " + " | ".join(map(written, values)) + " |"
         )
     legend = ["In brackets: the paper's number, and the gap."] if table.compared else []
     return "\n".join([f"### {table.title}", "", *lines, *(["", *map(_item, [*legend, *table.notes])] if legend or table.notes else [])])
@@ -43,7 +43,7 @@ def latex(tables: Sequence[Table]) -> str:
 
 
 def _latex(table: Table) -> str:
-    def said(value: Value) -> str:
+    def written(value: Value) -> str:
         if value.mean is None:
             return _escaped(value.text)
         ours = f"{value.mean:.1f}" + (rf" {{\scriptsize$\pm${value.sd:.1f}}}" if value.seeds > 1 else "")
@@ -57,7 +57,7 @@ def _latex(table: Table) -> str:
         if values is None:
             lines.append(rf"\multicolumn{{{width + 1}}}{{l}}{{\emph{{{_escaped(section)}}}}} \\")
         else:
-            lines.append(" & ".join([_escaped(label), *map(said, values)]) + r" \\")
+            lines.append(" & ".join([_escaped(label), *map(written, values)]) + r" \\")
     caption = ". ".join([table.title, *(["In brackets the paper's number and the gap"] if table.compared else [])])
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escaped(caption)}.}}", r"\end{table}"])
 
@@ -117,22 +117,22 @@ def plain(tables: Sequence[Table]) -> str:
 
 
 def _plain(table: Table) -> str:
-    def said(value: Value) -> str:
+    def written(value: Value) -> str:
         return value.ours + ("*" if value.best else " ") + ("" if value.gap is None else f" ({value.theirs}; {value.gap:+.1f})")
 
     lines: list[tuple[str, ...]] = [("", *(column.title for column in table.columns))]
     for section, label, values in _lines(table):
-        lines.append((f"  {section}",) if values is None else (label, *map(said, values)))
+        lines.append((f"  {section}",) if values is None else (label, *map(written, values)))
     widths = [max(len(line[place]) for line in lines if place < len(line)) for place in range(1 + len(table.columns))]
     body = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=False)).rstrip() for line in lines]
     return "\n".join([table.title, *body, *table.notes, _legend(table, "*: the best.")])
 
 
 def _legend(table: Table, best: str) -> str:
-    said = ["Percent, mean ± sd over seeds." if any(column.percent for column in table.columns) else "Mean ± sd over seeds."]
+    sentences = ["Percent, mean ± sd over seeds." if any(column.percent for column in table.columns) else "Mean ± sd over seeds."]
     if any(column.better for column in table.columns):
-        said.append(best)
-    return " ".join([*said, "In brackets: the paper's number, and the gap to it."] if table.compared else said)
+        sentences.append(best)
+    return " ".join([*sentences, "In brackets: the paper's number, and the gap to it."] if table.compared else sentences)
 
 
 def show(tables: Sequence[Table]) -> None:

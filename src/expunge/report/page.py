@@ -148,7 +148,7 @@ def block(anchor: str, experiment: str, kind: Experiment, setting: Setting) -> B
     wanted: Iterable[str] = kind.parts or PARTS
     if setting.rows[0].averaged:
         wanted = [part for part in wanted if part in ("accuracies", "end", "nearness", "stability")]
-    elif not setting.methods:  # asked for to compare with: there is no method to look at
+    elif not setting.methods:  # asked for to compare with: there is no method to show
         wanted = ["accuracies"]
     made = {part: makers[part]() for part in wanted}
     return Block(

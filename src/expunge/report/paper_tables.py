@@ -85,7 +85,7 @@ def tables(experiment: Experiment, entries: Sequence[Entry], results: Mapping[st
     """Every view of every model, and of their average where there are several; `results` by digest."""
     blocks = list(dict.fromkeys(entry.block for entry in entries))
     parts = {block: [entry for entry in entries if entry.block == block] for block in blocks}
-    measured = {entry.block for entry in entries if (found := results.get(entry.cell.digest)) is not None and found.best is not None}
+    measured = {entry.block for entry in entries if (result := results.get(entry.cell.digest)) is not None and result.best is not None}
     if len(measured) > 1:
         parts[AVERAGE] = [entry for entry in entries if entry.block in measured]
     return [_table(experiment, view, block, part, results, len(measured)) for block, part in parts.items() for view in experiment.views]
@@ -93,8 +93,8 @@ def tables(experiment: Experiment, entries: Sequence[Entry], results: Mapping[st
 
 def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entry], results: Mapping[str, Result], models: int) -> Table:
     kept = [entry for entry in entries if _shown(results.get(entry.cell.digest), view)]
-    found = {entry.cell.digest: results[entry.cell.digest] for entry in kept if entry.cell.digest in results}
-    columns = VIEWS[view].columns(list(found.values()))
+    shown = {entry.cell.digest: results[entry.cell.digest] for entry in kept if entry.cell.digest in results}
+    columns = VIEWS[view].columns(list(shown.values()))
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in kept:
         groups.setdefault((entry.section, entry.row, str(entry.cell.method["reading"])), []).append(entry)
@@ -102,8 +102,8 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     notes: dict[str, None] = {}
     rows = []
     for (section, name, reading), members in groups.items():
-        held = [results.get(entry.cell.digest) for entry in members]
-        notes |= {f"{name}: {each.error}": None for each in held if each is not None and each.error is not None}
+        of_seeds = [results.get(entry.cell.digest) for entry in members]
+        notes |= {f"{name}: {result.error}": None for result in of_seeds if result is not None and result.error is not None}
         theirs = _printed(experiment.name, view, block, section, name, models)
         rows.append(
             Row(
@@ -111,15 +111,15 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
                 name,
                 reading,
                 _label(name, kinds[name], reading, view),
-                tuple(replace(_value(column, held, name), paper=theirs.get(column.key)) for column in columns),
+                tuple(replace(_value(column, of_seeds, name), paper=theirs.get(column.key)) for column in columns),
             )
         )
     if view == "best" and any(row.name == REFERENCE for row in rows):
         notes["Retrain is measured at its last epoch: it was not chosen among several."] = None
     if experiment.name == "table2" and any(value.paper for row in rows for value in row.values) and block != AVERAGE:
         notes["The paper prints the average over its 16 models, and no number for this one."] = None
-    on = {each.best.on for each in found.values() if each.best is not None}
-    title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[each] for each in sorted(on)) or "nothing yet")
+    on = {result.best.on for result in shown.values() if result.best is not None}
+    title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[part] for part in sorted(on)) or "nothing yet")
     heading = f"{experiment.name}: {experiment.title}, {block}, {title}"
     return Table(experiment.name, view, block, heading, tuple(columns), tuple(_with_best(rows, columns, view)), tuple(notes))
 
@@ -146,7 +146,7 @@ def _printed(experiment: str, view: str, block: str, section: str, name: str, mo
 def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
     """Over the seeds; those that have not run are left out, and what is said in place of a number tells why."""
     there = [result for result in results if result is not None]
-    values = [found for result in there if (found := column.value(result, row)) is not None]
+    values = [value for result in there if (value := column.value(result, row)) is not None]
     if not values:
         failed = next((result.error for result in there if result.error is not None), None)
         if failed is not None:
@@ -175,6 +175,6 @@ def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> lis
     return [replace(row, values=tuple(values)) for row, values in zip(rows, marked, strict=True)]
 
 
-def empty(found: Sequence[Table]) -> int:
+def empty(tables: Sequence[Table]) -> int:
     """How many values have not been run."""
-    return sum(value.text == NOT_RUN for table in found for row in table.rows for value in row.values)
+    return sum(value.text == NOT_RUN for table in tables for row in table.rows for value in row.values)

@@ -21,11 +21,12 @@ Network = Literal["before", "retrained"]
 PLACE = ("dataset", "network", "scenario")
 NETWORKS: dict[Network, str] = {"before": "before", "retrained": class_name(REFERENCE)}  # and their labels
 TRAINED_BY = ("recipe", "validation", "precision")  # a cell's parts that decide both
-KEYS = {"category": "label", "poisoned": "n", "mislabelled": "fraction"}  # what a kind of scenario says first
-SCENARIOS: dict[str, Callable[[Any], str]] = {
-    "category": lambda label: f"class {shown(label)}",
-    "poisoned": lambda count: f"{shown(count)} poisoned samples",
-    "mislabelled": lambda fraction: f"{100 * fraction:g} % wrong labels",
+SCENARIOS: dict[str, Callable[[Any], str]] = {  # what a scenario says, in words; anything else by its name
+    "label": lambda label: f"class {shown(label)}",
+    "n": lambda count: f"{shown(count)} samples",
+    "fraction": lambda share: f"{100 * share:g} % of the samples",
+    "remain_count": lambda count: f"{count or 'no'} remain samples",
+    "remain_fraction": lambda share: f"{100 * share:g} % remain data",
 }
 
 
@@ -132,12 +133,8 @@ def place(cell: Content) -> str:
     """A setting in words: dataset, network, scenario."""
     scenario = {key: value for key, value in (cell.get("scenario") or {}).items() if value is not None}
     kind = str(scenario.pop("kind", "unknown scenario"))
-    parts = [SCENARIOS[kind](scenario.pop(KEYS[kind]))] if KEYS.get(kind) in scenario else [kind]
-    if scenario.get("remain_count") == 0:
-        parts.append("no remain data")
-        del scenario["remain_count"]
-    parts += [f"{key.replace('_', ' ')} {shown(value)}" for key, value in scenario.items()]
-    return f"{cell.get('network')} on {cell.get('dataset')}: {', '.join(parts)}"
+    parts = [SCENARIOS[key](value) if key in SCENARIOS else f"{key.replace('_', ' ')} {shown(value)}" for key, value in scenario.items()]
+    return f"{cell.get('network')} on {cell.get('dataset')}: {', '.join([kind, *parts] if kind != 'category' else parts or [kind])}"
 
 
 def shown(value: Any) -> str:
@@ -158,9 +155,11 @@ def settings(results: Iterable[Content]) -> list[Setting]:
 
 def average(members: Sequence[Setting]) -> Setting:
     """The rows all of the settings have, with the results of all."""
-    labels = [row.label for row in members[0].rows if all(any(other.label == row.label for other in each.rows) for each in members)]
-    merged = [tuple(result for each in members for row in each.rows if row.label == label for result in row.results) for label in labels]
-    return Setting(f"Mean over {len(members)} settings", tuple(Row(*each, averaged=True) for each in zip(labels, merged, strict=True)))
+    labels = [row.label for row in members[0].rows if all(any(other.label == row.label for other in setting.rows) for setting in members)]
+    merged = [
+        tuple(result for setting in members for row in setting.rows if row.label == label for result in row.results) for label in labels
+    ]
+    return Setting(f"Mean over {len(members)} settings", tuple(Row(*parts, averaged=True) for parts in zip(labels, merged, strict=True)))
 
 
 def rows(results: Sequence[Content]) -> list[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
 
@@ -52,7 +52,6 @@ def tradeoff(setting: Setting, name: str) -> Figure | None:
         if len({point.row for point in inside}) > 1:
             caption = f"Close-up around the retrained network: {len(inside)} of {len(points)} marks"
             pictures.append(_tradeoff_picture(points, centres, *close, f"{name}-close", setting.title, caption))
-    shown = list(dict.fromkeys(point.row for point in points))
     return Figure(
         "Remain against forget accuracy",
         "A mark for every method and seed, at the chosen epoch (where nothing is trained: by the mask alone). Up and left is better; "
@@ -68,20 +67,35 @@ def tradeoff(setting: Setting, name: str) -> Figure | None:
                 for point in points
             ],
         ),
-        [(svg.symbol(row.mark), f"{letters[row]} {row.label}".strip()) for row in shown],
+        _legend(letters),
     )
 
 
 def _letters(rows: Sequence[Row]) -> dict[Row, str]:
     """A letter for each row of a method that has several: they share its mark."""
-    kin: dict[svg.Mark, list[Row]] = {}
-    for row in rows:
-        kin.setdefault(row.mark, []).append(row)
     return {
         row: "" if len(members) == 1 else ascii_lowercase[place] if place < len(ascii_lowercase) else str(place + 1)
-        for members in kin.values()
+        for members in _families(rows).values()
         for place, row in enumerate(members)
     }
+
+
+def _families(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    families: dict[str, list[Row]] = {}
+    for row in rows:
+        families.setdefault(row.family, []).append(row)
+    return families
+
+
+def _legend(letters: Mapping[Row, str]) -> list[tuple[str, str]]:
+    """One entry per method: its settings by their letters."""
+
+    def text(family: str, rows: Sequence[Row]) -> str:
+        if len(rows) == 1:
+            return family
+        return f"{family}: " + "; ".join(f"{letters[row]} {row.label.removeprefix(family).removeprefix(', ')}" for row in rows)
+
+    return [(svg.symbol(rows[0].mark), text(family, rows)) for family, rows in _families(letters).items()]
 
 
 def _within(value: float, bounds: tuple[float, float]) -> bool:
