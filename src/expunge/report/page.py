@@ -18,7 +18,7 @@ from expunge.report.overview import overview
 from expunge.report.page_tables import Table
 from expunge.report.parts import EXPERIMENTS, OTHER, PARTS, Experiment
 from expunge.report.printed import printed
-from expunge.report.provenance import failures, runs, summary
+from expunge.report.provenance import facts, failures, runs
 from expunge.report.rows import Content, Setting, average, settings
 from expunge.report.tradeoff import tradeoff
 from expunge.storage import files
@@ -89,7 +89,7 @@ def page(results: Iterable[Result], source: str = "", notes: Notes | None = None
         source=source,
         version=__version__,
         overview=overview(contents, list(names(contents).values())) if done else None,
-        summary=summary(done, failed),
+        facts=facts(done, failed),
         sections=shown_sections,
         absent=[EXPERIMENTS[name].title for name in EXPERIMENTS if name not in {section.name for section in shown_sections}],
         failed=failures(failed),

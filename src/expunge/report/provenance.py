@@ -12,7 +12,7 @@ from expunge.report.rows import Content, at, family, flat, place, shown
 LONG = 40  # a table with more rows than this is folded away
 
 
-def summary(done: Sequence[Content], failed: Sequence[Content]) -> list[tuple[str, str]]:
+def facts(done: Sequence[Content], failed: Sequence[Content]) -> list[tuple[str, str]]:
     """The page in a few words."""
     cells = [result["cell"] for result in done]
     seconds = sum(float(result.get("seconds") or 0) for result in [*done, *failed])
