@@ -38,6 +38,11 @@ class Figure:
     small: bool = False
 
 
+def _picture(plane: svg.Plane, name: str, row: Row, title: str, description: str) -> Picture:
+    """A plane of one method, headed by its mark and label."""
+    return Picture(plane.picture(name, f"{row.label}: {title}", description), row.label, svg.symbol(row.mark))
+
+
 def curves(setting: Setting, name: str) -> Figure | None:
     """A small picture a method: remain and forget accuracy over the epochs, a thin line a seed."""
     rows = [row for row in setting.methods if any(len(result.get("history") or ()) > 1 for result in row.results)]
@@ -64,8 +69,7 @@ def curves(setting: Setting, name: str) -> Figure | None:
             for epoch, value in zip(epochs, means[measure], strict=True) if len(epochs) <= CROWDED else ():
                 plane.mark(epoch, value, mark, tip=f"epoch {epoch}: {measure} {value:.1f}")
         description = "; ".join(f"{measure} from {values[0]:.1f} to {values[-1]:.1f} percent" for measure, values in means.items())
-        drawing = plane.picture(f"{name}-{index}", f"{row.label}: accuracy by epoch", description)
-        pictures.append(Picture(drawing, row.label, svg.symbol(mark)))
+        pictures.append(_picture(plane, f"{name}-{index}", row, "accuracy by epoch", description))
         for epoch, remain, forget in zip(epochs, means["remain"], means["forget"], strict=True):
             lines.append([heading(row), Cell(str(epoch), epoch), *(Cell(f"{value:.1f}", value) for value in (remain, forget))])
     return Figure(
@@ -104,8 +108,7 @@ def ratios(setting: Setting, name: str) -> Figure | None:
             cells = [number(row.values(stage, measure)) for stage in stages for measure in LINES]
             lines.append([heading(row), Cell(f"{ratio:g}", ratio), *cells])
         description = f"Ratios from {min(merged):g} to {max(merged):g}; the values are in the table below the figure."
-        drawing = plane.picture(f"{name}-{index}", f"{label}: accuracy by ratio", description)
-        pictures.append(Picture(drawing, label, svg.symbol(mark)))
+        pictures.append(_picture(plane, f"{name}-{index}", row, "accuracy by ratio", description))
     columns = [Column("method"), Column("ratio"), *(Column(measure, title) for title in stages.values() for measure in LINES)]
     text = "Percent, mean over the seeds. Thick, with marks: at the chosen epoch; thin: masked alone."
     return Figure("Accuracy by mask ratio", text, pictures, Table("Accuracy by mask ratio, %", columns, lines), LEGEND)
@@ -139,8 +142,7 @@ def shares(setting: Setting, name: str) -> Figure | None:
             plane.column(place + 0.5, value, 0.8, mark, f"{key}: {value:.2f} %")
         most = max(layers, key=lambda key: layers[key])
         description = f"{len(layers)} tensors in the order of the network; most in {most}, {top:.1f} percent."
-        drawing = plane.picture(f"{name}-{index}", f"{row.label}: share of weights changed by layer", description)
-        pictures.append(Picture(drawing, row.label, svg.symbol(mark)))
+        pictures.append(_picture(plane, f"{name}-{index}", row, "share of weights changed by layer", description))
     lines = [
         [Cell(key), heading(row), Cell(f"{layers[key]:.2f}", layers[key])]
         for key in dict.fromkeys(key for layers in by_row.values() for key in layers)

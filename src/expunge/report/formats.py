@@ -73,37 +73,13 @@ def comma_separated(tables: Sequence[Table]) -> str:
     """One line a number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    fields = (
-        "experiment",
-        "view",
-        "block",
-        "section",
-        "method",
-        "reading",
-        "measure",
-        "mean",
-        "sd",
-        "seeds",
-        "text",
-        "paper",
-        "paper_sd",
-        "gap",
-    )
-    writer.writerow((*fields, "best"))
+    writer.writerow("experiment view block section method reading measure mean sd seeds text paper paper_sd gap best".split())
     for table in tables:
         for row in table.rows:
             for column, value in zip(table.columns, row.values, strict=True):
                 place = (table.experiment, table.view, table.block, row.section, row.name, row.reading, column.key)
-                paper = ("", "") if value.paper is None else value.paper
-                numbers = (
-                    _exact(value.mean),
-                    _exact(None if value.mean is None else value.sd),
-                    value.seeds,
-                    value.text,
-                    *paper,
-                    _exact(value.gap),
-                )
-                writer.writerow((*place, *numbers, int(value.best)))
+                ours = (_exact(value.mean), _exact(None if value.mean is None else value.sd), value.seeds, value.text)
+                writer.writerow((*place, *ours, *(value.paper or ("", "")), _exact(value.gap), int(value.best)))
     return out.getvalue()
 
 

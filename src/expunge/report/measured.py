@@ -55,13 +55,14 @@ def _accuracies(setting: Setting, paper: Paper, digits: int, stages: dict[str, s
     def line(row: Row) -> list[Cell]:
         cells = [heading(row), *[Cell(str(len(row.results)), len(row.results))] * counted]
         for stage in there:
-            view = "before" if row.network == "before" else stage
-            beside_it = stage == (there[0] if view == "before" else stage)  # the network before has one number, and stands there once
+            if row.network and stage != there[0 if row.network == "before" else -1]:  # it has one set of numbers, and they stand once
+                cells += [Cell("")] * (len(MEASURES) + (stage == "best"))
+                continue
             for measure in MEASURES:
                 ours = number(row.values(row.network or stage, measure), digits, averaged=row.averaged)
-                cells.append(compared(ours, row, view, measure, digits) if beside_it else ours)
+                cells.append(compared(ours, row, "before" if row.network == "before" else stage, measure, digits))
             if stage == "best":
-                trained = row.cell["method"]["name"] == row.method and row.network != "before"
+                trained = row.network != "before" and row.cell["method"]["name"] == row.method  # else its epochs are another method's
                 epoch = number(row.values("best", "epoch") if trained else [], scale=1, averaged=row.averaged)
                 cells.append(compared(epoch, row, stage, "epochs") if trained else Cell(""))
         return cells
