@@ -26,9 +26,11 @@ def test_what_is_missing_is_named():
     failed = {"error": "no data: nothing there", "history": [], **nothing}
     results = [made.result("finetune", relearn=None), made.result("fisher-mask", **failed | {"error": "refused"})]
     results += [made.result("fisher-mask", cell_network="vgg16", **failed)]
-    first, second = summary(results).values()
+    results += [made.result("finetune", cell_network="resnet32", relearn=None)]
+    first, second, third = summary(results).values()
     assert first["missing"].text == "no result: FisherMask" and first["FisherMask"].details == ["paper 86.1 / 0.0 / 86.1"]
-    assert second["missing"].text == "no data: all methods; no number in the paper" and second["before"].text == "–"
+    assert second["missing"].text == "no data: all methods; not run: Finetune; no number in the paper" and second["before"].text == "–"
+    assert third["missing"].text == "not run: FisherMask; no number in the paper" and third["FisherMask"].text == "–"
 
 
 def test_of_several_settings_the_best_and_its_name():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -30,7 +30,10 @@ def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | 
     if not members:
         return None
     times = {_key(row): row for setting in settings([result for result in results if result.get("relearn")]) for row in setting.rows}
-    lines = [_line(experiment, setting, shown, times) for experiment, setting in members.values()]
+    asked: dict[tuple[str, str], dict[str, None]] = {}  # what any model was run with
+    for experiment, setting in members.values():
+        asked.setdefault((experiment, _task(setting)), {}).update(dict.fromkeys(row.family for row in setting.rows))
+    lines = [_line(experiment, setting, shown, times, asked[experiment, _task(setting)]) for experiment, setting in members.values()]
     columns = ["before", "retrained", *shown, "best score of all", "missing"]
     chosen = f"; epochs chosen on {part} data" if (part := chosen_on(results)) else ""
     return Table(
@@ -44,7 +47,12 @@ def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | 
     )
 
 
-def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]], times: Times) -> list[Cell]:
+def _task(setting: Setting) -> str:
+    """What is forgotten, whatever the model."""
+    return str(setting.rows[0].cell.get("scenario"))
+
+
+def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]], times: Times, asked: Iterable[str]) -> list[Cell]:
     paper: Paper = partial(printed, experiment)
     best = max((row for row in setting.methods if row.method != CONTROL), key=_score, default=None)
     cells = [
@@ -58,7 +66,7 @@ def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]],
         cell = _cell(best, paper, times)
         cells.append(replace(cell, mark=heading(best).mark, details=(best.family, *cell.details)))
     compared = any("paper" in detail for cell in cells for detail in cell.details)
-    return [Cell(setting.title), *cells, Cell(_missing(setting, compared))]
+    return [Cell(setting.title), *cells, Cell(_missing(setting, asked, compared))]
 
 
 def _rows(setting: Setting, name: str, reading: str) -> list[Row]:
@@ -91,11 +99,13 @@ def _cell(row: Row | None, paper: Paper, times: Times) -> Cell:
     return Cell(" / ".join(numbers) or "–", ours["unlearn_score"], details=details)
 
 
-def _missing(setting: Setting, compared: bool) -> str:
-    """Methods without a result, and the paper's numbers where it prints none."""
+def _missing(setting: Setting, asked: Iterable[str], compared: bool) -> str:
+    """Methods without a result, those that another model was run with, and the paper's numbers where it prints none."""
     without = [row for row in setting.rows if not row.values("best", "remain")]
     errors = {str(result["error"]) for row in without for result in row.results}
     why = "no data" if errors and all(error.startswith(NO_DATA) for error in errors) else "no result"
     names = ", ".join(dict.fromkeys(row.family for row in without))
     parts = [f"{why}: {'all methods' if len(without) == len(setting.rows) else names}"] * bool(without)
+    not_run = [family for family in asked if family not in {row.family for row in setting.rows}]
+    parts += [f"not run: {', '.join(not_run)}"] * bool(not_run)
     return "; ".join([*parts, *["no number in the paper"] * (not compared)])

@@ -104,7 +104,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     for (section, name, reading), members in groups.items():
         of_seeds = [results.get(entry.cell.digest) for entry in members]
         notes |= {f"{name}: {result.error}": None for result in of_seeds if result is not None and result.error is not None}
-        theirs = _printed(experiment.name, view, block, section, name, models)
+        theirs = paper_numbers(experiment.name, view, block, section, name, models)
         rows.append(
             Row(
                 section,
@@ -136,7 +136,7 @@ def _shown(result: Result | None, view: str) -> bool:
     return result is None or result.error is not None or VIEWS[view].shows(result)
 
 
-def _printed(experiment: str, view: str, block: str, section: str, name: str, models: int) -> dict[str, Number]:
+def paper_numbers(experiment: str, view: str, block: str, section: str, name: str, models: int) -> dict[str, Number]:
     """An average of the paper's stands beside one of ours over as many models, and in table 2, which has nothing else, beside any."""
     if experiment == "table2" and block.partition("/")[0] in DATASETS:
         return printed(experiment, view, AVERAGE, section, name)

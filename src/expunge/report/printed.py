@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 
 from expunge.experiments import paper
 from expunge.report.page_tables import Printed
-from expunge.report.paper_tables import DATASETS, MODELS
+from expunge.report.paper_tables import paper_numbers
 from expunge.report.rows import Content, Row, at, shown
 from expunge.vision.recipes import RECIPES
 
@@ -16,22 +17,16 @@ SCENARIO = {"label": 0, "n": 200, "trigger": 4}  # the paper's, where a scenario
 
 
 def printed(experiment: str, row: Row, view: str, measure: str) -> Printed | None:
-    """In percent. `view`: "masked", "best", "stability", or "before" for the network a method starts from.
-
-    An average stands beside one of ours over as many models, and in table 2, which has nothing else, beside any.
-    """
+    """In percent. `view`: "masked", "best", "stability", or "before" for the network a method starts from."""
     cell = row.cell
-    block = f"{cell['dataset']}/{cell['network']}"
-    models = {(result["cell"]["dataset"], result["cell"]["network"]) for result in row.results}
-    if row.averaged and len(models) < MODELS:
-        return None
-    if row.averaged or (experiment == "table2" and cell["dataset"] in DATASETS):
-        block = paper.AVERAGE
+    block = paper.AVERAGE if row.averaged else f"{cell['dataset']}/{cell['network']}"
+    models = len({(result["cell"]["dataset"], result["cell"]["network"]) for result in row.results})
+    numbers = partial(paper_numbers, experiment, block=block, models=models)
     if view == "before":  # in table 1 the row of Finetune before it is trained
-        numbers = paper.printed(experiment, "best", block, "", paper.ORIGINAL) or paper.printed(experiment, "masked", block, "", "finetune")
+        there = numbers("best", section="", name=paper.ORIGINAL) or numbers("masked", section="", name="finetune")
     else:
-        numbers = paper.printed(experiment, view, block, section(experiment, cell), row.method)
-    return Printed(numbers[measure], reason(experiment, row, view, measure)) if measure in numbers else None
+        there = numbers(view, section=section(experiment, cell), name=row.method)
+    return Printed(there[measure], reason(experiment, row, view, measure)) if measure in there else None
 
 
 def section(experiment: str, cell: Content) -> str:
