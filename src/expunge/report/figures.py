@@ -9,7 +9,7 @@ import torch
 
 from expunge.report import svg
 from expunge.report.aggregate import mean
-from expunge.report.page_tables import Cell, Column, Table, heading, number
+from expunge.report.page_tables import Cell, Column, Table, number
 from expunge.report.rows import Row, Setting
 from expunge.vision.networks import NETWORKS
 
@@ -71,7 +71,7 @@ def curves(setting: Setting, name: str) -> Figure | None:
         description = "; ".join(f"{measure} from {values[0]:.1f} to {values[-1]:.1f} percent" for measure, values in means.items())
         pictures.append(_picture(plane, f"{name}-{index}", row, "accuracy by epoch", description))
         for epoch, remain, forget in zip(epochs, means["remain"], means["forget"], strict=True):
-            lines.append([heading(row), Cell(str(epoch), epoch), *(Cell(f"{value:.1f}", value) for value in (remain, forget))])
+            lines.append([Cell(row.label), Cell(str(epoch), epoch), *(Cell(f"{value:.1f}", value) for value in (remain, forget))])
     return Figure(
         "Accuracy by epoch of fine-tuning",
         "Percent; epoch 0 is before any. Thick: mean over the seeds, thin: each seed. Dotted: remain accuracy of the retrained network.",
@@ -106,7 +106,7 @@ def ratios(setting: Setting, name: str) -> Figure | None:
                     plane.mark(ratio, value, mark, tip=f"ratio {ratio:g}, {stages[stage]}: {measure} {value:.1f}")
         for ratio, row in merged.items():
             cells = [number(row.values(stage, measure)) for stage in stages for measure in LINES]
-            lines.append([heading(row), Cell(f"{ratio:g}", ratio), *cells])
+            lines.append([Cell(row.label), Cell(f"{ratio:g}", ratio), *cells])
         description = f"Ratios from {min(merged):g} to {max(merged):g}; the values are in the table below the figure."
         pictures.append(_picture(plane, f"{name}-{index}", row, "accuracy by ratio", description))
     columns = [Column("method"), Column("ratio"), *(Column(measure, title) for title in stages.values() for measure in LINES)]
@@ -144,7 +144,7 @@ def shares(setting: Setting, name: str) -> Figure | None:
         description = f"{len(layers)} tensors in the order of the network; most in {most}, {top:.1f} percent."
         pictures.append(_picture(plane, f"{name}-{index}", row, "share of weights changed by layer", description))
     lines = [
-        [Cell(key), heading(row), Cell(f"{layers[key]:.2f}", layers[key])]
+        [Cell(key), Cell(row.label), Cell(f"{layers[key]:.2f}", layers[key])]
         for key in dict.fromkeys(key for layers in by_row.values() for key in layers)
         for row, layers in by_row.items()
         if layers.get(key)

@@ -9,7 +9,7 @@ from string import ascii_lowercase
 from expunge.report import svg
 from expunge.report.aggregate import mean
 from expunge.report.figures import Figure, Picture
-from expunge.report.page_tables import Cell, Column, Table, heading
+from expunge.report.page_tables import Cell, Column, Table
 from expunge.report.rows import Row, Setting
 
 NEAR = 0.06  # the close-up shows this much around the retrained network
@@ -63,7 +63,7 @@ def tradeoff(setting: Setting, name: str) -> Figure | None:
             "Trade-off, a row a run",
             [Column("method"), Column("seed"), Column("forget, %"), Column("remain, %")],
             [
-                [heading(point.row), Cell(str(point.seed), point.seed), *(Cell(f"{x:.1f}", x) for x in (point.forget, point.remain))]
+                [Cell(point.row.label), Cell(str(point.seed), point.seed), *(Cell(f"{x:.1f}", x) for x in (point.forget, point.remain))]
                 for point in points
             ],
         ),
