@@ -128,6 +128,8 @@ def test_a_narrow_window_scrolls_tables_and_not_the_page(browser, address, width
     browser.open(address, width=width, height=700)
     browser.ask("document.querySelectorAll('details').forEach(each => each.open = true)")
     assert browser.ask("document.documentElement.scrollWidth") <= width
+    beside = "document.querySelector('.theme').getBoundingClientRect().left > 40"
+    assert browser.ask(beside) is (width > 640), "on a phone the choice of colours leaves the heading its line"
     boxes = "[...document.querySelectorAll('.box')]"
     assert browser.ask(f"{boxes}.some(box => box.scrollWidth > box.clientWidth)")
     assert browser.ask(f"{boxes}.every(box => box.tabIndex === 0 && box.getAttribute('aria-label'))")
