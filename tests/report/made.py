@@ -76,6 +76,7 @@ def many() -> list[dict[str, Any]]:
     """Something for every part of the page."""
     made = [result(method, seed) for method in METHODS for seed in (0, 1)]
     made += [result(method, seed, cell_network="vgg16") for method in METHODS for seed in (0, 1)]
+    made += [result("influence", seed, history=[], masked=None) for seed in (0, 1)]
     poison = {"kind": "poisoned", "n": 200}
     made += [
         result(

@@ -38,13 +38,13 @@ def _scores(part: Callable[[Result, str], object], epochs: bool) -> list[Column]
     def measure(name: str) -> Callable[[Result, str], float | None]:
         return lambda result, row: getattr(part(result, row), name, None)
 
-    found = [
+    scores = [
         Column("remain", "remain", measure("remain"), "high"),
         Column("forget", "forget", measure("forget"), "low"),
         Column("unlearn_score", "unlearn score", measure("unlearn_score"), "high"),
     ]
     # No bold here: to be done at once is no merit of a method that forgets nothing.
-    return [*found, Column("epochs", "epochs", measure("epoch"), percent=False)] if epochs else found
+    return [*scores, Column("epochs", "epochs", measure("epoch"), percent=False)] if epochs else scores
 
 
 def _attack(results: Sequence[Result]) -> list[Column]:
@@ -66,7 +66,7 @@ def _by_epoch(measure: str) -> Callable[[Sequence[Result]], list[Column]]:
         return lambda result, row: getattr(result.history[min(epoch, len(result.history) - 1)], measure) if result.history else None
 
     def columns(results: Sequence[Result]) -> list[Column]:
-        most = max([1, *(len(each.history) for each in results)])  # where nothing has one, there is a column to say so
+        most = max([1, *(len(result.history) for result in results)])  # where nothing has one, there is a column to say so
         return [Column(f"{measure} {epoch}", str(epoch), at(epoch)) for epoch in range(most)]
 
     return columns
@@ -136,7 +136,7 @@ VIEWS = {
     ),
     "stability": View(
         "mean change from epoch to epoch",
-        lambda results: [replace(each, better="low") for each in _scores(lambda result, row: result.stability, epochs=False)],
+        lambda results: [replace(column, better="low") for column in _scores(lambda result, row: result.stability, epochs=False)],
         lambda result: result.stability is not None,
     ),
     "relearn": View("epochs until the forget data are known again; the retrained network's is the measure", _limit),
