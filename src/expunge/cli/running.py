@@ -55,20 +55,27 @@ def _bar(work: Work) -> Iterator[tuple[Say, Say | None]]:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
         from rich.text import Text
     except ImportError:
         yield _print, None
         return
     from expunge.experiments.results import path_of
 
+    common = set.intersection(*({*task.cell.label.split()} for task in work.tasks)) if len(work.tasks) > 1 else set()
     paths = [path_of(work.folder, task.cell.digest) for task in work.tasks]
-    at_work = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(compact=True), at_work)
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    narrow = Column(no_wrap=True, min_width=7)
+    at_work = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    columns = (BarColumn(bar_width=12), MofNCompleteColumn(table_column=narrow), TimeRemainingColumn(True, table_column=narrow), at_work)
+    with Progress(*columns, console=Console(stderr=True), expand=True) as bars:
         bar = bars.add_task("", total=len(paths), completed=sum(path.exists() for path in paths))
 
         def say(line: str) -> None:
-            bars.console.print(Text(on_one_line(line)))
+            bars.console.print(Text(on_one_line(line)), soft_wrap=True)
             bars.update(bar, completed=sum(path.exists() for path in paths))
 
-        yield say, lambda label: bars.update(bar, description=on_one_line(label))
+        def starting(label: str) -> None:
+            """What sets a cell apart from the others: the line is short."""
+            bars.update(bar, description=on_one_line(" ".join(word for word in label.split() if word not in common)))
+
+        yield say, starting

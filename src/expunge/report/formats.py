@@ -169,7 +169,7 @@ def _drawn(table: Table, places: Sequence[int], stacked: bool) -> Drawn:
             text.append(f" {value.gap:+.1f}", style=f"not bold {_colour(value)}")
         return text
 
-    drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     drawn.add_column("", overflow="fold", max_width=LABEL)
     for place in places:
         drawn.add_column(table.columns[place].title, justify="left" if table.compared else "right", no_wrap=True)

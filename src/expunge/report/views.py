@@ -83,10 +83,10 @@ def _summary(results: Sequence[Result]) -> list[Column]:
 
     return [
         *(Column(f"masked {measure}", f"masked\n{measure}", part("masked", measure)) for measure in ("remain", "forget")),
-        *(Column(measure, f"trained\n{measure}", part("best", measure)) for measure in ("remain", "forget")),
-        Column("unlearn_score", "trained\nscore", part("best", "unlearn_score")),
+        *(Column(measure, f"after\n{measure}", part("best", measure)) for measure in ("remain", "forget")),
+        Column("unlearn_score", "after\nscore", part("best", "unlearn_score")),
         Column("epoch", "\nepoch", epoch, None, False, 0),
-        Column("seconds", "\nseconds", lambda result, row: result.work_seconds, None, False, 2),
+        Column("seconds", "time,\ns", lambda result, row: result.work_seconds, None, False, 2),
     ]
 
 
