@@ -19,13 +19,14 @@ from expunge.data.batches import Batches, Data, Rows, as_batches, device_of, to_
 from expunge.data.calling import RAW, not_about_inputs, unusable
 from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
-from expunge.errors import DivergedError, InputError, ModelError, naming
+from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened
 from expunge.runtime.cuda_graphs import Replays
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
 from expunge.training import checkpoints, holding
+from expunge.training.explosion import Explosion
 from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
 from expunge.training.single_samples import Lone
 from expunge.training.tuning import Precision, Tuning
@@ -195,8 +196,8 @@ def _epoch(
             if done + iteration + 1 < length:
                 yield
         done += len(phase.batches)
-    if len(bad := torch.nonzero(~torch.isfinite(noted))):
-        raise DivergedError(f"the loss is no longer finite: epoch {epoch + 1}, iteration {int(bad[0]) + 1} of {length}")
+    plain = all(phase.loss is None for phase in phases)
+    update.explosion.check(noted, epoch, [phase.batches.source for phase in phases] if plain else None)
     return float(noted.sum()) / made
 
 
@@ -229,7 +230,7 @@ class _Update:
 
     def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
         self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
-        self.lone = Lone(model, objective)
+        self.lone, self.explosion = Lone(model, objective), Explosion(tuning, objective)
         self._replays: dict[int, Replays[Tensor] | None] = {}
         self._rate: float | None = None
 
@@ -244,7 +245,12 @@ class _Update:
 
     def _loss(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
         try:
-            return (phase.loss or partial(_mean_loss, self.objective))(self.model, batch, losses)
+            if phase.loss is not None:
+                return phase.loss(self.model, batch, losses)
+            logits, targets = self.objective.logits(self.model, batch), self.objective.targets(batch)
+            loss = losses(logits, targets).mean()
+            self.explosion.begin(loss, logits, targets)
+            return loss
         except RAW as error:
             if not_about_inputs(error):
                 raise
@@ -294,10 +300,6 @@ def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
             first = logits is None
             logits = objective.logits(model, batch).shape if logits is None else logits
             objective.check_batch(logits, batch, same_batch=first)
-
-
-def _mean_loss(objective: Objective, model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
-    return losses(objective.logits(model, batch), objective.targets(batch)).mean()
 
 
 def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
