@@ -43,7 +43,11 @@ class UncheckedWarning(UserWarning):
 
 
 class NoEffectWarning(UserWarning):
-    """A mask changed nothing."""
+    """A mask, or another edit, changed nothing."""
+
+
+class LostAccuracyWarning(UserWarning):
+    """A network that was trained to forget is much worse on the remain data than before."""
 
 
 @contextmanager

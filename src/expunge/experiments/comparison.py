@@ -206,7 +206,7 @@ def rows(
     reference = predictions(retrained.model, scenario)
     yield Row("before", "", None, 0, 0, measures(model, model, scenario, reference), None, 0.0, model)
     found = measures(retrained.model, model, scenario, reference)
-    yield _row(REFERENCE, retrained, len(retrained.history) - 1, found)
+    yield _row(REFERENCE, retrained, len(retrained.epochs) - 1, found)
     labels = told_apart(["before", REFERENCE, *methods], own.short)
     for name in methods:
         if name == REFERENCE:
@@ -252,11 +252,14 @@ class Kept:
             self.weights.append({name: value.clone() for name, value in model.state_dict().items()})
             run.after_epoch(epoch)
 
-        return self.method(model, forget, remain, replace(run, after_epoch=after_epoch))
+        keeping = replace(run, after_epoch=after_epoch)
+        edit = self.method(model, forget, remain, keeping)
+        keeping.begin()  # where the method made no record
+        return edit
 
 
 def _row(name: str, outcome: Outcome, epoch: int, found: Measures, preparing: float = 0.0) -> Row:
-    history = outcome.history
+    history = outcome.epochs
     first = history[0].accuracies
     return Row(
         name,

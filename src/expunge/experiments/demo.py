@@ -112,9 +112,9 @@ def rows(
 
     def row(name: str, method: Method, choosing: float = 0.0) -> Row:
         outcome = unlearn(model, scenario.forget, scenario.remain, method, watch=scenario.tests, progress=progress)
-        first, last = (Accuracies(**outcome.history[index].accuracies) for index in (0, -1))
+        first, last = (Accuracies(**outcome.epochs[index].accuracies) for index in (0, -1))
         masked = None if outcome.edit is None else first
-        return Row(name, masked, last, outcome.history[-1].epoch, outcome.seconds + choosing, outcome.model)
+        return Row(name, masked, last, len(outcome.epochs) - 1, outcome.seconds + choosing, outcome.model)
 
     yield row("Finetune", Finetune(short))
     yield row("MaskClassifier", MaskClassifier(label))

@@ -110,7 +110,7 @@ def _measured(
     else:
         kept = Kept(method)
         outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128, progress=False)
-        after, history, edit, seconds = outcome.model, outcome.history, outcome.edit, outcome.seconds
+        after, history, edit, seconds = outcome.model, outcome.epochs, outcome.edit, outcome.seconds
     on = metrics.best_epoch(history, "validation" if cell.validation else "test")
     if method is not None:
         after.load_state_dict(kept.weights[on.epoch])
@@ -150,7 +150,10 @@ class Kept:
             self.weights[epoch] = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
             run.after_epoch(epoch)
 
-        return self.method(model, forget, remain, replace(run, after_epoch=after_epoch))
+        keeping = replace(run, after_epoch=after_epoch)
+        edit = self.method(model, forget, remain, keeping)
+        keeping.begin()  # where the method made no record
+        return edit
 
 
 def _said(model: nn.Module, scenario: Scenario) -> dict[str, Predictions]:

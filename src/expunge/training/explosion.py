@@ -14,15 +14,15 @@ from expunge.errors import DivergedError
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
-FACTOR = 3  # a loss so many times that of the beginning and that of a uniform guess has exploded
+FACTOR = 100  # a linear classifier of large inputs may go up to 60 times the loss of a guess, and end well
 STEPS = 20  # the fewest that are judged: a few may well go up and come down again
 
 
 class Explosion:
     """Judges the losses of the steps, an epoch at a time (several where they have fewer than 20 steps).
 
-    Exploded: median of the steps > 3 · max(loss of the first step, loss of a uniform guess). A network that an edit broke begins with a high
-    loss, so it is not hit; nor is a spike that passes. Only the cross-entropy is judged: a method's own loss may rise on purpose, and
+    Exploded: median of the steps > 100 · max(loss of the first step, loss of a uniform guess). A network that an edit broke begins with a
+    high loss, so it is not hit; nor is a spike that passes. Only the cross-entropy is judged: a method's own loss may rise on purpose, and
     of another nobody knows what a guess gives.
     """
 

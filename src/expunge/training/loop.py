@@ -34,6 +34,7 @@ from expunge.validate import check_number, shown
 
 __all__ = [
     "Constant",
+    "Loss",
     "Losses",
     "Phase",
     "Precision",
@@ -47,7 +48,8 @@ __all__ = [
     "train_phases",
 ]
 
-Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss a sample
+Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss per sample
+Loss = Callable[[nn.Module, Batch, Losses], Tensor]  # (model, batch, losses) -> the number to minimise
 
 
 def train(
@@ -99,7 +101,7 @@ class Phase:
 
     batches: Batches
     argument: str
-    loss: Callable[[nn.Module, Batch, Losses], Tensor] | None = None
+    loss: Loss | None = None
     samples: Callable[[Batch], Batch] = lambda batch: batch
 
 
