@@ -24,9 +24,9 @@ def test_print_shows_a_short_table(outcome):
     before = cases.model()
     changed = sum(int((value != before.get_parameter(name)).sum()) for name, value in outcome.model.named_parameters())
     assert title and int(title[1]) == changed
-    first, last = (100 * outcome.history[index].accuracies["forget"] for index in (0, -1))
-    assert lines[1].split() == ["accuracy", "epoch", "0", "epoch", "2"]
-    assert lines[3].split() == ["forget", f"{first:.1f}", "%", f"{last:.1f}", "%"]
+    start, edited, last = (100 * outcome.history[index].accuracies["forget"] for index in (0, 1, -1))
+    assert lines[1].split() == ["accuracy", "before", "epoch", "0", "epoch", "2"]
+    assert lines[3].split() == ["forget", f"{start:.1f}", "%", f"{edited:.1f}", "%", f"{last:.1f}", "%"]
     assert len(lines) == 4 and all(len(line) <= 80 for line in lines)
     assert repr(outcome).startswith(f"Outcome({lines[0]}, remain ") and "\n" not in repr(outcome) and len(repr(outcome)) < 200
 

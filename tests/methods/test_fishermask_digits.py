@@ -26,7 +26,7 @@ def measured(seed: int) -> dict[str, float]:
     scenario = category(data.train, 0, data.test, data.validation)
     model = demo.trained(data.train, EPOCHS, seed)
     method = demo.chosen(model, scenario, demo.recipe(TUNING_EPOCHS, seed))
-    masked, *_, tuned = unlearn(model, *scenario, method, watch=scenario.tests).history
+    masked, *_, tuned = unlearn(model, *scenario, method, watch=scenario.tests).epochs
     retraining = Retrain(demo.recipe(EPOCHS, seed), fresh=demo.network)
     retrained = unlearn(model, *scenario, retraining, watch=scenario.tests).history[-1]
     return {
