@@ -43,7 +43,7 @@ class UncheckedWarning(UserWarning):
 
 
 class NoEffectWarning(UserWarning):
-    """A mask, or another edit, changed nothing."""
+    """A mask changed nothing."""
 
 
 class LostAccuracyWarning(UserWarning):

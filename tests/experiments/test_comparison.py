@@ -131,7 +131,7 @@ def test_a_row_is_the_network_of_the_epoch_best_on_validation_data(data, monkeyp
     scenario = SCENARIOS["category"](data)
     model = demo.trained(scenario.train, 4)
     before, retrained, row = comparison.rows(model, scenario, ["fading"], epochs=2, tuning_epochs=1)
-    history = unlearn(model, *scenario, Fading(), watch=scenario.watch).history
+    history = unlearn(model, *scenario, Fading(), watch=scenario.watch).epochs
     assert row.epoch == metrics.best_epoch(history).epoch == 1 and row.epochs == 4
     assert row.masked is None and row.stability == metrics.stability(history)
     assert bool(row.model.classifier.weight.any())

@@ -129,7 +129,7 @@ def test_history_has_a_record_before_and_after_every_epoch(name):
 def test_ratio_zero_is_the_identity(name):
     model = cases.model()
     method = dataclasses.replace(CASES[name](None), ratio=0.0)
-    with pytest.warns(NoEffectWarning, match="the mask changed nothing: it names no weight; give a larger ratio|the edit changed nothing"):
+    with pytest.warns(NoEffectWarning, match="the mask changed nothing: it names no weight; give a larger ratio"):
         outcome = unlearn(model, cases.forget(), cases.remain(), method)
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
     assert len(outcome.patch) == 0

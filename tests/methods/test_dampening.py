@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from expunge.errors import InputError, NoEffectWarning
+from expunge.errors import InputError
 from expunge.methods import SSD
 from expunge.unlearning import unlearn
 from tests import reference
@@ -115,16 +115,14 @@ def test_as_released_takes_the_batches_of_a_loader_as_they_are():
 @pytest.mark.parametrize("method", [SSD(1e12), SSD.as_released(1e12)], ids=["exact", "as released"])
 def test_a_huge_threshold_is_the_identity(method):
     model = cases.model()
-    with pytest.warns(NoEffectWarning, match="the edit changed nothing: every weight has its value already"):
-        outcome = unlearn(model, cases.forget(), cases.remain(), method)
+    outcome = unlearn(model, cases.forget(), cases.remain(), method)
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
     assert len(outcome.patch) == 0
 
 
 def test_no_weight_grows_and_none_changes_sign():
     model = small.network("residual")
-    with pytest.warns(NoEffectWarning):  # 5·F_D/F_f is above 1 for every weight here
-        changed = unlearn(model, small.forget(), small.remain(), SSD(threshold=0.5, dampening=5.0)).model
+    changed = unlearn(model, small.forget(), small.remain(), SSD(threshold=0.5, dampening=5.0)).model
     for before, after in zip(model.parameters(), changed.parameters(), strict=True):
         assert (after.abs() <= before.abs()).all() and (after * before >= 0).all()
 

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from expunge.curvature.solvers import ConjugateGradients
 from expunge.data.objective import Objective
-from expunge.errors import InputError, NoEffectWarning
+from expunge.errors import InputError
 from expunge.methods.noise import FLOOR, FisherNoise, NewtonNoise, standard_normal
 from expunge.unlearning import unlearn
 from expunge.vision.networks import DenseNet, resnet8
@@ -122,8 +122,7 @@ def test_dead_weights_get_bounded_noise_and_frozen_ones_none():
 
 def test_no_scale_is_no_noise():
     model, (forget, remain) = network("residual"), data()
-    with pytest.warns(NoEffectWarning):
-        outcome = unlearn(model, forget, remain, FisherNoise(0, tuning=None), **QUIET)
+    outcome = unlearn(model, forget, remain, FisherNoise(0, tuning=None), **QUIET)
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
 
 

@@ -70,12 +70,8 @@ class ActivationMask:
         score = scores.activation_difference(measure(forget, "forget"), remain_sums, self.average)
         chosen = masks.select(score, self.ratio, "element", self.scope, rounding=self.rounding)
         mask = channels.mask(model, layers, chosen, self.with_norm)
-        values = mask
-        if self.with_norm:
-            # Detached: a graph of the weights that is alive while they are trained keeps CUDA from capturing the steps.
-            values = {name: model.get_parameter(name).detach().masked_fill(part, 0) for name, part in mask.items()}
-            values |= channels.cleared_statistics(model, layers, chosen)
-        patch = run.edit(model, values)
+        statistics = channels.cleared_statistics(model, layers, chosen) if self.with_norm else {}
+        patch = run.edit(model, {**mask, **statistics})
         run.train(model, remain, self.tuning, mask=mask)
         return patch
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from expunge.data.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
 from expunge.data.objective import Objective
+from expunge.editing.masks import masked_parameters
 from expunge.editing.patches import Patch
 from expunge.errors import InputError, NoEffectWarning
 from expunge.model import channels, heads
@@ -45,18 +46,24 @@ class Run:
     epochs: list[int] = field(default_factory=list, repr=False, compare=False)
 
     def edit(self, model: nn.Module, values: Mapping[str, Tensor]) -> Patch:
-        """Set parameters and buffers by name, in place: to these values, or to zero where all of them are masks (bool).
+        """Set parameters and buffers in place: by name to these values, or to zero where a mask (bool) is true.
 
-        Return what was changed, for the method to return. An edit that changes nothing is a `NoEffectWarning`.
+        Return what was changed, for the method to return. A mask that changes nothing is a `NoEffectWarning`.
         """
         if strange := [name for name, value in values.items() if not isinstance(value, Tensor)]:
             raise InputError("values", "must map names of parameters or buffers to tensors", f"{strange[0]}: {shown(values[strange[0]])}")
-        masks = all(value.dtype == torch.bool for value in values.values())
-        patch = Patch.zeroing(model, values) if masks else Patch.setting(model, values)
-        if all(torch.equal(edit.old, edit.new) for edit in patch.edits.values()):
+        masks = {name: value for name, value in values.items() if value.dtype == torch.bool}
+        if len(masks) == len(values):
+            patch = Patch.zeroing(model, masks)
+        else:
+            # Detached: a graph of the weights that is alive while they are trained keeps CUDA from capturing the steps.
+            parts = masked_parameters(model, masks)
+            zeroed = {name: parameter.detach().masked_fill(part, 0) for name, (parameter, part) in parts.items()}
+            patch = Patch.setting(model, {**values, **zeroed})
+        if (masks or not values) and all(torch.equal(edit.old, edit.new) for edit in patch.edits.values()):
+            # Whatever is forgotten then, training did it.
             named = f"all {len(patch)} weights it names are zero already" if len(patch) else "it names no weight; give a larger ratio"
-            reason = f"the mask changed nothing: {named}" if masks else "the edit changed nothing: every weight has its value already"
-            warnings.warn(reason, NoEffectWarning, stacklevel=2)
+            warnings.warn(f"the mask changed nothing: {named}", NoEffectWarning, stacklevel=2)
         patch.apply(model)
         return patch
 
