@@ -113,7 +113,8 @@ class Outcome:
         """What was watched: before, after the edit, and at the end."""
         if not self.history or not self.history[0].accuracies:
             return []
-        records = {record.epoch: record for record in (*self.history[:2], self.history[-1])}.values()
+        ends = [*(record for record in self.history if not record.epoch), self.history[-1]]
+        records = {record.epoch: record for record in ends}.values()
         head = ("accuracy", *("before" if record.epoch is None else f"epoch {record.epoch}" for record in records))
         return first_rows([head, *((name, *(_percent(record, name) for record in records)) for name in self.history[0].accuracies)])
 
