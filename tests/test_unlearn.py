@@ -391,7 +391,7 @@ def test_a_method_that_gives_the_model_other_parameters_has_no_patch():
 
 
 class SmallTransformer(nn.Module):
-    """Patches of eight digits' rows, attention and LayerNorm, no BatchNorm."""
+    """The rows of a digit, attention and LayerNorm."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
