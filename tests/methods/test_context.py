@@ -98,6 +98,12 @@ def test_a_loss_of_ones_own_has_the_objectives_losses():
     assert not torch.equal(other[5].weight, plain[5].weight)
 
 
+@pytest.mark.parametrize("result", [None, 0.5, torch.zeros(()), torch.zeros(3, requires_grad=True)])
+def test_a_loss_that_cannot_be_minimised_is_named(result):
+    with pytest.raises(InputError, match="^loss: must return the number to minimise, a tensor of one value that depends on the weights"):
+        recorded()[0].train(cases.model(), cases.remain(), TWO, loss=lambda model, batch, losses: result)
+
+
 @pytest.mark.parametrize("freeze", [True, False])
 def test_the_users_tuning_says_whether_masked_weights_stay(freeze):
     model, (run, _) = cases.model(), recorded()

@@ -78,7 +78,7 @@ def test_a_loss_of_ones_own_may_rise_or_be_of_any_size():
 
 def judged(*epochs: list[float], first: float = 0.5, source=None) -> None:
     explosion = Explosion(PAPER, Objective())
-    explosion.begin(torch.tensor(first), torch.zeros(2, CLASSES), torch.tensor([0, 1]))
+    explosion.begin(torch.tensor(first), torch.Size([2, CLASSES]))
     for epoch, losses in enumerate(epochs):
         explosion.check(torch.tensor(losses), epoch, [source])
 

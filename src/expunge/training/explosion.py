@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,10 +33,11 @@ class Explosion:
         self.recent: list[Tensor] = []
         self.epochs = 0
 
-    def begin(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+    def begin(self, loss: Tensor, logits: torch.Size) -> None:
         """Note the loss of the first step, on the device: reading it would make a GPU wait."""
         if self.reference is None and self.objective.losses is cross_entropy:
-            self.reference = torch.maximum(loss.detach(), cross_entropy(torch.zeros_like(logits), targets).mean())
+            _, classes, *positions = logits
+            self.reference = loss.detach().clamp(min=math.log(classes) * math.prod(positions))
 
     def check(self, losses: Tensor, epoch: int, sources: Sequence[Any] | None) -> None:
         """Raise `DivergedError` where the losses of an epoch, counted from 0, say so; `sources` None: they were of a method's own."""
@@ -51,7 +53,7 @@ class Explosion:
         self.recent.append(losses)
         if sum(map(len, self.recent)) < STEPS:
             return
-        median, reference = float(torch.cat(self.recent).median()), float(self.reference)
+        median, reference = float(torch.cat(self.recent).cpu().median()), float(self.reference)
         self.recent.clear()
         if median > FACTOR * reference:
             began = f"its median is {median:.3g} in epoch {epoch + 1}, where the first step or a uniform guess had {reference:.3g}"

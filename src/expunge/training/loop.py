@@ -248,10 +248,10 @@ class _Update:
     def _loss(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
         try:
             if phase.loss is not None:
-                return phase.loss(self.model, batch, losses)
-            logits, targets = self.objective.logits(self.model, batch), self.objective.targets(batch)
-            loss = losses(logits, targets).mean()
-            self.explosion.begin(loss, logits, targets)
+                return _number(phase.loss(self.model, batch, losses))
+            logits = self.objective.logits(self.model, batch)
+            loss = losses(logits, self.objective.targets(batch)).mean()
+            self.explosion.begin(loss, logits.shape)
             return loss
         except RAW as error:
             if not_about_inputs(error):
@@ -302,6 +302,14 @@ def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
             first = logits is None
             logits = objective.logits(model, batch).shape if logits is None else logits
             objective.check_batch(logits, batch, same_batch=first)
+
+
+def _number(loss: Any) -> Tensor:
+    """What a loss of one's own returned."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise InputError("loss", "must return the number to minimise, a tensor of one value that depends on the weights", shape)
 
 
 def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
