@@ -24,7 +24,7 @@ def draw(methods: Mapping[str, Method], path: Path) -> None:
     figure = Figure(figsize=(2.6 * len(methods), 2.8), layout="constrained")
     panels = figure.subplots(1, len(methods), sharey=True)
     for axes, (title, method) in zip(panels, methods.items(), strict=True):
-        history = unlearn(model, forget, remain, method, watch=watch).history
+        history = unlearn(model, forget, remain, method, watch=watch).epochs
         for name, colour in COLOURS.items():
             accuracies = [100 * record.accuracies[name] for record in history]
             axes.plot(range(len(history)), accuracies, "o-", color=colour, markersize=3, label=name)

@@ -39,7 +39,7 @@ def main() -> None:
         apart = {part: metrics.divergence(said[part], retrained[part]) for part in said}
         numbers = [metrics.accuracy_of(said["remain"]), metrics.accuracy_of(said["forget"]), *agreed.values(), *apart.values()]
         print(f"{name:16}", *(f"{number:.3f}" for number in numbers), f"re-learn time {relearned[name]}")
-    history = found["FisherMask"].history
+    history = found["FisherMask"].epochs
     print(metrics.best_epoch(history), metrics.stability(history), sep="\n")
     draw(history, relearned)
 

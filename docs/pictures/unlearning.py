@@ -32,7 +32,7 @@ def main() -> None:
     figure = Figure(figsize=(7.6, 3.3), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for line, (title, method) in zip(LINES, MASKS.items(), strict=True):
-        found = [unlearn(model, forget, remain, method(ratio), watch=watch).history[0].accuracies for ratio in RATIOS]
+        found = [unlearn(model, forget, remain, method(ratio), watch=watch).epochs[0].accuracies for ratio in RATIOS]
         for part, colour in COLOURS.items():
             left.plot(RATIOS, [100 * each[part] for each in found], line, color=colour, markersize=4, label=f"{title}: {part}")
     methods = {
@@ -41,7 +41,7 @@ def main() -> None:
         "FisherMask, the text": FisherMask(tuning=recipe(5)),
     }
     for line, (title, method) in zip(LINES, methods.items(), strict=True):
-        history = unlearn(model, forget, remain, method, watch=watch).history
+        history = unlearn(model, forget, remain, method, watch=watch).epochs
         for part, colour in COLOURS.items():
             right.plot([100 * record.accuracies[part] for record in history], line, color=colour, markersize=4, label=f"{title}: {part}")
     retrained = unlearn(model, forget, remain, Retrain(recipe(40), fresh=network), watch=watch).history[-1].accuracies

@@ -23,6 +23,13 @@ def digests(name):
     return {entry.cell.digest for entry in ALL[name]}
 
 
+def test_the_papers_methods_alone_are_fine_tuned_by_the_replayed_schedule():
+    """Whatever the default of `Tuning` is."""
+    replayed = {entry.cell.method["name"] for entry in ALL["table1"] if (entry.cell.tuning or {}).get("schedule") == "replayed"}
+    assert replayed == {*PAPER_METHODS} - {"retrain"}
+    assert all(method_of(entry.cell).tuning.schedule.rate(0) == 0.1 for entry in ALL["table1"] if entry.cell.method["name"] in replayed)
+
+
 def test_a_cell_is_json_and_comes_back():
     for members in ALL.values():
         for entry in members:

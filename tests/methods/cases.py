@@ -1,5 +1,7 @@
 """One quick setting of every reading of every method, a small model and small data. A new one joins the suite by one entry here."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -26,6 +28,8 @@ from expunge.methods import (
     SalUn,
     TfIdfMask,
 )
+from expunge.methods.lookup import default_tuning, method_class
+from expunge.methods.readings import readings
 from expunge.training.schedules import Constant, Steps, replay
 from expunge.training.tuning import Tuning
 
@@ -63,6 +67,20 @@ READINGS = {  # those that have a constructor of their own
     "ssd-released": lambda tuning=None: SSD.as_released(threshold=1.0, tuning=tuning),
     "salun-released": lambda tuning=QUICK: SalUn.as_released(tuning=tuning),
 }
+
+OWN: dict[str, Callable] = {}  # in place of all these, where `pytest --method` names a class
+
+
+def own(path: str) -> dict[str, Callable]:
+    """The readings of a method by its import path."""
+
+    def case(build: Callable) -> Callable:
+        quick = QUICK if default_tuning(build) is not None else None
+        tuned = "tuning" in inspect.signature(build).parameters
+        return lambda tuning=quick: build(tuning=tuning) if tuned else build()
+
+    return {path if reading == "text" else f"{path}-{reading}": case(build) for reading, build in readings(method_class(path)).items()}
+
 
 NEEDS_NO_REMAIN = ("gradient-ascent",)  # trains on the forget data alone
 WITHOUT_TUNING = (

@@ -27,7 +27,7 @@ def measured(seed: int) -> dict[str, float]:
     scenario = category(data.train, 0, data.test, data.validation)
     model = digits_network.trained(data.train, EPOCHS, seed)
     method = chosen(model, scenario, digits_network.recipe(TUNING_EPOCHS, seed))
-    masked, *_, tuned = unlearn(model, *scenario, method, watch=scenario.tests).history
+    masked, *_, tuned = unlearn(model, *scenario, method, watch=scenario.tests).epochs
     retraining = Retrain(digits_network.recipe(EPOCHS, seed), fresh=digits_network.network)
     retrained = unlearn(model, *scenario, retraining, watch=scenario.tests).history[-1]
     return {

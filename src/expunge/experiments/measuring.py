@@ -126,7 +126,7 @@ def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, 
         choosing = time.perf_counter() - started
         kept = Kept(method)
         outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128, progress=False)
-        history = [replace(record, seconds=record.seconds + choosing) for record in outcome.history if record.epoch is not None]
+        history = [replace(record, seconds=record.seconds + choosing) for record in outcome.epochs]
         after, edit, seconds = outcome.model, outcome.edit, outcome.seconds + choosing
         setting = re.sub(r" at 0x\w+", "", repr(method))  # where a function was, which differs from run to run
         best = metrics.best_epoch(history, "validation" if cell.validation else "test")
@@ -173,7 +173,10 @@ class Kept:
             self.weights[epoch] = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
             run.after_epoch(epoch)
 
-        return self.method(model, forget, remain, replace(run, after_epoch=after_epoch))
+        keeping = replace(run, after_epoch=after_epoch)
+        edit = self.method(model, forget, remain, keeping)
+        keeping.begin()  # where the method made no record
+        return edit
 
 
 def _outputs(model: nn.Module, scenario: Scenario) -> dict[str, Predictions]:
@@ -189,7 +192,7 @@ def _accuracies(outputs: Mapping[str, Predictions]) -> Accuracies:
 def _epoch(record: Record) -> Epoch:
     accuracies = {name.replace(" ", "_"): value for name, value in record.accuracies.items() if name != "validation attack"}
     score = metrics.unlearn_score(accuracies["remain"], accuracies["forget"])
-    return Epoch(epoch=record.epoch, unlearn_score=score, seconds=record.seconds, **accuracies)
+    return Epoch(epoch=record.epoch or 0, unlearn_score=score, seconds=record.seconds, **accuracies)
 
 
 def _only_record(epoch: int, model: nn.Module, scenario: Scenario) -> list[Record]:

@@ -14,6 +14,7 @@ from expunge.experiments.profiles import Profile, Settings
 from expunge.methods import METHODS
 from expunge.methods.lookup import FORMS, canonical, default_tuning, is_path, method_class
 from expunge.methods.readings import readings
+from expunge.training.schedules import Steps, replay
 from expunge.training.tuning import Tuning
 from expunge.vision.recipes import recipe_for
 
@@ -37,6 +38,7 @@ REVISIONS = {  # of rules that were corrected, by method and reading: a cell wit
     ("fisher-noise", "released"): 2,  # squared batch gradients; those of single samples are Golatkar's reading
     ("ssd", "released"): 2,  # data read class by class
 }
+REPLAYED = (Tuning(), Tuning(replay(Steps(), epochs=5)))  # a method of one's own with one of these is fine-tuned as the paper's are
 CATEGORY = {"kind": "category", "label": 0}  # the paper removes the first
 RATIOS = (0.15, 0.20, 0.25)
 SHARES = (0.1, 0.3, 0.5)
@@ -103,7 +105,7 @@ def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
     if parameter is None or (name not in PAPER_METHODS and parameter.default is None):
         return None
     own = None if name in PAPER_METHODS else default_tuning(readings(method_class(name))[reading])
-    if name in PAPER_METHODS or own == Tuning():
+    if name in PAPER_METHODS or own in REPLAYED:
         return {"schedule": "replayed", "epochs": profile.tuning_epochs}
     return None if own is None else {"schedule": "own", "epochs": own.schedule.epochs}
 
