@@ -46,7 +46,7 @@ def finetuned(model: nn.Module, scenario: Scenario, recipe: Recipe, seed: int) -
     """Accuracies on the test set ("remain") and on the wrong labels ("forget"): before, and after each of five epochs."""
     method = Finetune(replace(recipe.replayed(5, seed), precision="bfloat16"))
     outcome = unlearn(model, scenario.forget, scenario.remain, method, watch=scenario.tests, batch_size=measuring_size(model))
-    return [dict(record.accuracies) for record in outcome.history]
+    return [dict(record.accuracies) for record in outcome.epochs]
 
 
 class Kept:

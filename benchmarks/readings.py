@@ -17,11 +17,11 @@ from expunge import fisher
 from expunge.data.batches import as_batches
 from expunge.editing import masks, scores
 from expunge.editing.patches import Patch
-from expunge.experiments.demo import recipe, trained
 from expunge.metrics import accuracy
 from expunge.model import heads
 from expunge.training.loop import train
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import recipe, trained
 from expunge.vision.scenarios import category
 
 RATIOS = (0.01, 0.02, 0.05)

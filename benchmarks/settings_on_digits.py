@@ -1,4 +1,4 @@
-"""The settings `expunge compare` has for the digits: every value of a small grid, scored on validation data.
+"""The settings that methods have on the digits (experiments/profiles.py): every value of a small grid, scored on validation data.
 
     PYTHONPATH=src python benchmarks/settings_on_digits.py      about 5 minutes on one core
 
@@ -17,12 +17,12 @@ import torch
 from torch.optim import Adam
 
 from expunge import metrics
-from expunge.experiments import demo
 from expunge.methods import SCRUB, BadTeacher, GradientAscent, Influence, Method, NegGradPlus, RandomLabels, SalUn
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import trained
 from expunge.vision.scenarios import category
 
 SEEDS, DIGITS, EPOCHS, TUNING_EPOCHS = (1, 2), (0, 5), 40, 5
@@ -49,7 +49,7 @@ GRIDS: dict[str, tuple[tuple[Any, ...], Callable[[Any, int], Method]]] = {
 def main() -> None:
     torch.set_num_threads(1)
     data = digits(0)
-    models = {seed: demo.trained(data.train, EPOCHS, seed) for seed in SEEDS}
+    models = {seed: trained(data.train, EPOCHS, seed) for seed in SEEDS}
     for name, (values, build) in GRIDS.items():
         for value in values:
             scores = []

@@ -49,4 +49,5 @@ if __name__ == "__main__":
         outcome = expunge.unlearn(model, **parts(Clouds()), method=method, watch=parts(Clouds(seed=2)))
         for record in outcome.history:
             shown = ", ".join(f"{name} {100 * accuracy:.1f} %" for name, accuracy in record.accuracies.items())
-            print(f"{type(method).__name__:10} after epoch {record.epoch}: {shown}")
+            moment = "before" if record.epoch is None else f"after epoch {record.epoch}"
+            print(f"{type(method).__name__:10} {moment}: {shown}")

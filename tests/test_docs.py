@@ -33,7 +33,7 @@ def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
         for block in BLOCK.finditer(text):
             line = text.count("\n", 0, block.start(1))
             # Empty lines in front, so that an error shows the line of the page.
-            exec(compile("\n" * line + block[1], str(ROOT / page), "exec"), namespace)
+            exec(compile("\n" * line + block[1], str(ROOT / page), "exec", dont_inherit=True), namespace)
 
 
 def test_the_readmes_example_can_be_undone():

@@ -24,9 +24,9 @@ def test_print_shows_a_short_table(outcome):
     before = cases.model()
     changed = sum(int((value != before.get_parameter(name)).sum()) for name, value in outcome.model.named_parameters())
     assert title and int(title[1]) == changed
-    first, last = (100 * outcome.history[index].accuracies["forget"] for index in (0, -1))
-    assert lines[1].split() == ["accuracy", "epoch", "0", "epoch", "2"]
-    assert lines[3].split() == ["forget", f"{first:.1f}", "%", f"{last:.1f}", "%"]
+    start, edited, last = (100 * outcome.history[index].accuracies["forget"] for index in (0, 1, -1))
+    assert lines[1].split() == ["accuracy", "before", "epoch", "0", "epoch", "2"]
+    assert lines[3].split() == ["forget", f"{start:.1f}", "%", f"{edited:.1f}", "%", f"{last:.1f}", "%"]
     assert len(lines) == 4 and all(len(line) <= 80 for line in lines)
     assert repr(outcome).startswith(f"Outcome({lines[0]}, remain ") and "\n" not in repr(outcome) and len(repr(outcome)) < 200
 
@@ -97,6 +97,16 @@ def test_an_outcome_is_saved_and_loaded(outcome, tmp_path):
     assert weights_digest(loaded.model) == weights_digest(model)
 
 
+def test_a_folder_that_was_saved_before_histories_began_with_the_model_before_still_loads(outcome, tmp_path):
+    folder = outcome.save(tmp_path / "outcome")
+    content = json.loads((folder / "result.json").read_text())
+    assert [record["epoch"] for record in content["history"]] == [None, 0, 1, 2]
+    (folder / "result.json").write_text(json.dumps(content | {"history": content["history"][1:]}))
+    loaded = load_outcome(folder, cases.model())
+    assert loaded.history == loaded.epochs == outcome.epochs
+    assert str(loaded).splitlines()[1].split() == ["accuracy", "epoch", "0", "epoch", "2"]
+
+
 def test_an_earlier_outcome_is_replaced_and_a_strangers_file_is_not(outcome, tmp_path):
     outcome.save(tmp_path / "outcome")
     trained = unlearn(cases.model(), cases.forget(), cases.remain(), Finetune(QUICK), watch={})
@@ -140,6 +150,7 @@ def test_a_model_of_another_form_is_refused(outcome, tmp_path, name):
 BROKEN = {
     "another command": {"command": "demo"},
     "an accuracy of 2": {"history": [{"epoch": 0, "accuracies": {"remain": 2}, "unlearn_score": None, "seconds": 0}]},
+    "accuracies that are none": {"history": [{"epoch": None, "accuracies": None, "unlearn_score": None, "seconds": 0}]},
     "no epoch": {"history": [{"accuracies": {}, "unlearn_score": None, "seconds": 0}]},
     "an epoch of 1.5": {"history": [{"epoch": 1.5, "accuracies": {}, "unlearn_score": None, "seconds": 0}]},
     "a history of text": {"history": "none"},

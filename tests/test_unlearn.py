@@ -1,5 +1,9 @@
 """Bad input, each with a clear error and nothing changed; and what `unlearn` accepts."""
 
+import dataclasses
+import json
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +11,9 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorData
 
 import expunge
 from expunge import FisherMask, InputError, ModelError, RandomMask, unlearn
+from expunge.unlearning import _cost as cost
+from expunge.vision.datasets.digits import digits
+from expunge.vision.scenarios import category
 from tests.methods import cases, properties
 from tests.methods.cases import QUICK
 
@@ -232,7 +239,7 @@ def test_every_form_of_data_gives_the_same_mask(form):
     expected = unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(0.1, tuning=None))
     found = unlearn(cases.model(), FORMS[form](cases.forget()), FORMS[form](cases.remain()), FisherMask(0.1, tuning=None))
     properties.assert_same_weights(expected.model.state_dict(), found.model.state_dict())
-    assert expected.history[0].accuracies == found.history[0].accuracies
+    assert [record.accuracies for record in expected.history] == [record.accuracies for record in found.history]
 
 
 def test_loaders_with_samplers_over_one_dataset_are_no_overlap():
@@ -244,14 +251,66 @@ def test_loaders_with_samplers_over_one_dataset_are_no_overlap():
 def test_watched_data_are_recorded_by_name():
     watch = {"remain": cases.remain(), "forget": iter([cases.dataset()[:8]]), "test": whole}
     outcome = unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(tuning=QUICK), watch=watch)
-    assert [list(record.accuracies) for record in outcome.history] == [["remain", "forget", "test"]] * 3
+    assert [list(record.accuracies) for record in outcome.history] == [["remain", "forget", "test"]] * 4
     for record in outcome.history:
         assert record.unlearn_score == record.accuracies["remain"] / (1 + record.accuracies["forget"])
 
 
 def test_nothing_watched_is_nothing_measured():
     outcome = unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(tuning=QUICK), watch={})
-    assert [dict(record.accuracies) for record in outcome.history] == [{}] * 3
+    assert [(record.epoch, record.accuracies) for record in outcome.history] == [(None, {}), (0, {}), (1, {}), (2, {})]
+
+
+class Counting(nn.Module):
+    """Counts the samples it is shown in eval mode, those of the remain data apart: they have a mark."""
+
+    shown: dict[str, int] = {}
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            marked = int((images[:, 0, 3, 3] > 0).sum())
+            self.shown["remain"] = self.shown.get("remain", 0) + marked
+            self.shown["forget"] = self.shown.get("forget", 0) + len(images) - marked
+        return self.inner(images)
+
+
+def marked_sets() -> tuple[TensorDataset, TensorDataset]:
+    sets = []
+    for part, mark in ((cases.forget(), -9.0), (cases.remain(), 9.0)):
+        images, labels = part[:]
+        images[:, 0, 3, 3] = mark
+        sets.append(TensorDataset(images, labels))
+    return sets[0], sets[1]
+
+
+def test_remain_data_are_measured_three_times_and_forget_data_after_every_epoch():
+    """Before, at epoch 0 and at the end, whatever the number of epochs (it was epochs + 1); with `watch` everything every time."""
+    (forget, remain), method = marked_sets(), expunge.Finetune(expunge.Tuning(expunge.Constant(0.01, 5), batch_size=16))
+    passes = {}
+    for name, watch in (("default", None), ("named", {"remain": remain, "forget": forget})):
+        Counting.shown = {}
+        history = unlearn(Counting(cases.model()), forget, remain, method, watch=watch).history
+        # A first batch, here all of a set, is looked at before the work: of the forget data twice.
+        passes[name] = (Counting.shown["remain"] / 32 - 1, Counting.shown["forget"] / 16 - 2)
+        assert [record.epoch for record in history] == [None, 0, 1, 2, 3, 4, 5]
+        whole = [set(record.accuracies) == {"remain", "forget"} for record in history]
+        assert whole == ([True, True, *[False] * 4, True] if watch is None else [True] * 7)
+        assert whole == [record.unlearn_score is not None for record in history] and all(
+            "forget" in record.accuracies for record in history
+        )
+    assert passes == {"default": (3, 7), "named": (7, 7)}
+
+
+def test_records_are_json():
+    history = unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(0.1, tuning=QUICK)).history
+    told = json.loads(json.dumps([dataclasses.asdict(record) for record in history]))
+    assert [expunge.Record(**record) for record in told] == history
+    with pytest.raises(InputError, match="^watch: must name data by text"):
+        unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(tuning=QUICK), watch={1: whole})
 
 
 def test_a_given_head_is_left_alone():
@@ -329,3 +388,77 @@ def test_a_method_that_gives_the_model_other_parameters_has_no_patch():
 
     outcome = unlearn(cases.model(), cases.forget(), None, widened, watch={})
     assert outcome.patch is None and outcome.edit is None
+
+
+class SmallTransformer(nn.Module):
+    """The rows of a digit, attention and LayerNorm."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.rows, self.place = nn.Linear(8, width), nn.Parameter(0.02 * torch.randn(8, width))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True) for _ in range(2)
+        )
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.rows(images.squeeze(1)) + self.place
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(self.norm(hidden).mean(1))
+
+
+@pytest.fixture(scope="module")
+def transformer():
+    data = digits()
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = SmallTransformer()
+    expunge.train(model, data.train, expunge.Tuning(expunge.Constant(2e-3, 10), batch_size=32, optimizer=torch.optim.AdamW))
+    return model, category(data.train, 0)
+
+
+def test_a_call_without_settings_does_a_pretrained_transformer_no_harm(transformer):
+    model, (forget, remain) = transformer
+    history = unlearn(model, forget, remain).history
+    assert history[0].accuracies["remain"] > 0.95
+    assert history[-1].accuracies["remain"] >= history[0].accuracies["remain"] - 0.005
+
+
+def test_a_training_that_costs_remain_accuracy_warns(transformer):
+    """The paper's schedule, for networks trained at 0.1, wrecks this one."""
+    model, (forget, remain) = transformer
+    method = RandomMask(tuning=expunge.Tuning(expunge.replay(expunge.Steps(), epochs=5), batch_size=32))
+    message = r"^the accuracy on the remain data fell from 9\d\.\d % to \d+\.\d %, by training \(it was 9\d.* try a lower learning rate"
+    with pytest.warns(expunge.LostAccuracyWarning, match=message) as caught:
+        unlearn(model, forget, remain, method)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    unlearn(model, forget, remain, method, watch={"remain": remain})  # who watches sees it
+
+
+def records(before: float, edited: float, last: float, epochs: int = 1) -> list[expunge.Record]:
+    kept = [expunge.Record(None, {"remain": before}, None, 0.0), expunge.Record(0, {"remain": edited}, None, 0.0)]
+    return [*kept, expunge.Record(1, {"remain": last}, None, 0.0)] if epochs else kept
+
+
+@pytest.mark.parametrize(
+    "history, labels, message",
+    [
+        (records(0.99, 0.98, 0.93), 1000, "by training"),
+        (records(0.99, 0.30, 0.60), 1000, "did not bring back what the edit took (30.0 %): change fewer weights, or train longer"),
+        (records(0.99, 0.98, 0.95), 1000, None),  # less than 5 points
+        (records(0.60, 0.10, 0.90), 1000, None),
+        (records(1.0, 1.0, 0.6), 10, None),  # four labels may be chance
+        (records(1.0, 1.0, 0.5), 10, "by training"),
+        (records(0.99, 0.30, 0.30, epochs=0), 1000, None),  # nothing was trained
+    ],
+)
+def test_a_loss_of_accuracy_is_told_from_chance(history, labels, message):
+    said = cost(history, labels)
+    assert said is None if message is None else message in said
+
+
+def test_a_mask_without_training_is_no_loss_of_training():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unlearn(cases.model(), cases.forget(), cases.remain(), RandomMask(0.9, tuning=None))

@@ -15,10 +15,10 @@ from torch import nn
 
 from expunge import ActivationMask, Finetune, RandomMask, TfIdfMask, Tuning, unlearn
 from expunge.editing import masks, scores
-from expunge.experiments.demo import recipe, trained
 from expunge.methods import Method
 from expunge.model import activations, channels, heads
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import recipe, trained
 from expunge.vision.scenarios import category
 
 LABEL, RATIO, EPOCHS = 0, 0.05, 20
@@ -71,7 +71,7 @@ def table(seeds: int) -> str:
     for name, build in METHODS.items():
         found = []
         for seed, model in enumerate(models):
-            history = unlearn(model, scenario.forget, scenario.remain, build(recipe(5, seed)), watch=scenario.tests).history
+            history = unlearn(model, scenario.forget, scenario.remain, build(recipe(5, seed)), watch=scenario.tests).epochs
             found.append([100 * history[row].accuracies[part] for row in (0, -1) for part in ("remain", "forget")])
         cells = [f"{mean(column):.1f} ({min(column):.0f}-{max(column):.0f})" for column in zip(*found, strict=True)]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")

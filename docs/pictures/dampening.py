@@ -7,10 +7,10 @@ import torch
 from matplotlib.figure import Figure
 
 from expunge import fisher
-from expunge.experiments.demo import trained
 from expunge.methods import SSD
 from expunge.unlearning import unlearn
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import trained
 from expunge.vision.scenarios import category
 
 THRESHOLDS = (1.5, 2, 3, 4, 5, 6, 7, 8, 9, 9.5, 10, 12)

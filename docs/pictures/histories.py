@@ -6,10 +6,10 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from expunge.experiments.demo import trained
 from expunge.methods import Method
 from expunge.unlearning import unlearn
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import trained
 from expunge.vision.scenarios import category
 
 COLOURS = {"remain": "C0", "forget": "C3"}
@@ -24,7 +24,7 @@ def draw(methods: Mapping[str, Method], path: Path) -> None:
     figure = Figure(figsize=(2.6 * len(methods), 2.8), layout="constrained")
     panels = figure.subplots(1, len(methods), sharey=True)
     for axes, (title, method) in zip(panels, methods.items(), strict=True):
-        history = unlearn(model, forget, remain, method, watch=watch).history
+        history = unlearn(model, forget, remain, method, watch=watch).epochs
         for name, colour in COLOURS.items():
             accuracies = [100 * record.accuracies[name] for record in history]
             axes.plot(range(len(history)), accuracies, "o-", color=colour, markersize=3, label=name)

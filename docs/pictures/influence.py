@@ -7,10 +7,10 @@ from pathlib import Path
 from expunge import Finetune, FisherMask, Influence, unlearn
 from expunge.curvature.solvers import ConjugateGradients, LiSSA
 from expunge.editing.patches import Patch
-from expunge.experiments.demo import recipe, trained
 from expunge.metrics import accuracy
 from expunge.runtime.modes import one_thread
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import recipe, trained
 from expunge.vision.scenarios import category
 
 LABEL, EPOCHS = 0, 5
@@ -46,7 +46,7 @@ def main() -> None:
     }
     by_epoch = {}
     for title, method in methods.items():
-        history = unlearn(model, forget, remain, method, watch=parts).history
+        history = unlearn(model, forget, remain, method, watch=parts).epochs
         by_epoch[title] = [100 * record.accuracies["forget"] for record in history]
         print(title, by_epoch[title], "remain", [round(100 * record.accuracies["remain"], 1) for record in history])
     draw(by_multiple, by_epoch, 1 / len(forget), Path(__file__).with_suffix(".svg"))

@@ -9,10 +9,10 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from expunge import FisherMask, MaskClassifier, Retrain, metrics, unlearn
-from expunge.experiments import demo
 from expunge.runtime.modes import one_thread
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
+from expunge.vision import digits_network
 from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 
@@ -23,11 +23,11 @@ RELEARNING = metrics.Relearning(Tuning(Constant(0.01, 25), batch_size=32))
 def main() -> None:
     data = digits()
     scenario = category(data.train, 0, data.test, data.validation)
-    model = demo.trained(data.train, EPOCHS)
+    model = digits_network.trained(data.train, EPOCHS)
     methods = {
-        "FisherMask": FisherMask(ratio=0.05, remain_weight=3, tuning=demo.recipe(5)),
+        "FisherMask": FisherMask(ratio=0.05, remain_weight=3, tuning=digits_network.recipe(5)),
         "MaskClassifier": MaskClassifier(0),
-        "Retrain": Retrain(demo.recipe(EPOCHS), fresh=demo.network),
+        "Retrain": Retrain(digits_network.recipe(EPOCHS), fresh=digits_network.network),
     }
     found = {name: unlearn(model, *scenario, method, watch=scenario.watch) for name, method in methods.items()}
     retrained = {name: metrics.logits(found["Retrain"].model, part) for name, part in scenario.tests.items()}
@@ -39,7 +39,7 @@ def main() -> None:
         apart = {part: metrics.divergence(said[part], retrained[part]) for part in said}
         numbers = [metrics.accuracy_of(said["remain"]), metrics.accuracy_of(said["forget"]), *agreed.values(), *apart.values()]
         print(f"{name:16}", *(f"{number:.3f}" for number in numbers), f"re-learn time {relearned[name]}")
-    history = found["FisherMask"].history
+    history = found["FisherMask"].epochs
     print(metrics.best_epoch(history), metrics.stability(history), sep="\n")
     draw(history, relearned)
 

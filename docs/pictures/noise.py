@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from expunge import fisher, heads
 from expunge.editing.patches import Patch
-from expunge.experiments.demo import recipe, trained
 from expunge.methods.noise import FisherNoise, released_variances, standard_normal, text_variances
 from expunge.metrics import accuracy
 from expunge.runtime.modes import one_thread
 from expunge.unlearning import unlearn
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import recipe, trained
 from expunge.vision.scenarios import category
 
 LABEL, DRAWS = 0, 5

@@ -7,11 +7,11 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from expunge.experiments.demo import network, recipe, trained
 from expunge.methods import Finetune, FisherMask, RandomMask, Retrain
 from expunge.runtime.modes import one_thread
 from expunge.unlearning import unlearn
 from expunge.vision.datasets.digits import digits
+from expunge.vision.digits_network import network, recipe, trained
 from expunge.vision.scenarios import category
 
 RATIOS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
@@ -32,7 +32,7 @@ def main() -> None:
     figure = Figure(figsize=(7.6, 3.3), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for line, (title, method) in zip(LINES, MASKS.items(), strict=True):
-        found = [unlearn(model, forget, remain, method(ratio), watch=watch).history[0].accuracies for ratio in RATIOS]
+        found = [unlearn(model, forget, remain, method(ratio), watch=watch).epochs[0].accuracies for ratio in RATIOS]
         for part, colour in COLOURS.items():
             left.plot(RATIOS, [100 * each[part] for each in found], line, color=colour, markersize=4, label=f"{title}: {part}")
     methods = {
@@ -41,7 +41,7 @@ def main() -> None:
         "FisherMask, the text": FisherMask(tuning=recipe(5)),
     }
     for line, (title, method) in zip(LINES, methods.items(), strict=True):
-        history = unlearn(model, forget, remain, method, watch=watch).history
+        history = unlearn(model, forget, remain, method, watch=watch).epochs
         for part, colour in COLOURS.items():
             right.plot([100 * record.accuracies[part] for record in history], line, color=colour, markersize=4, label=f"{title}: {part}")
     retrained = unlearn(model, forget, remain, Retrain(recipe(40), fresh=network), watch=watch).history[-1].accuracies

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from expunge.data.objective import Objective
     from expunge.editing import masks, patches, scores
     from expunge.editing.patches import Patch
-    from expunge.errors import DivergedError, ExpungeError, InputError, MismatchError, ModelError, NoEffectWarning, UncheckedWarning
+    from expunge.errors import (
+        DivergedError,
+        ExpungeError,
+        InputError,
+        LostAccuracyWarning,
+        MismatchError,
+        ModelError,
+        NoEffectWarning,
+        UncheckedWarning,
+    )
     from expunge.fisher import FisherSums
     from expunge.methods import (
         METHODS,
@@ -59,7 +68,16 @@ _MODULES = {  # public modules by name, and where they are
     "vision": "vision",
 }
 _NAMES = {
-    "errors": ("DivergedError", "ExpungeError", "InputError", "MismatchError", "ModelError", "NoEffectWarning", "UncheckedWarning"),
+    "errors": (
+        "DivergedError",
+        "ExpungeError",
+        "InputError",
+        "LostAccuracyWarning",
+        "MismatchError",
+        "ModelError",
+        "NoEffectWarning",
+        "UncheckedWarning",
+    ),
     "fisher": ("FisherSums",),
     "methods": (
         "METHODS",
@@ -109,6 +127,7 @@ __all__ = [
     "GradientAscent",
     "Influence",
     "InputError",
+    "LostAccuracyWarning",
     "MaskClassifier",
     "MismatchError",
     "ModelError",

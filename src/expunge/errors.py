@@ -46,6 +46,10 @@ class NoEffectWarning(UserWarning):
     """A mask changed nothing."""
 
 
+class LostAccuracyWarning(UserWarning):
+    """A network that was trained to forget is much worse on the remain data than before."""
+
+
 @contextmanager
 def naming(argument: str) -> Iterator[None]:
     """Within, an error about data is one about this argument: what reads batches does not know where they came from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,12 @@ KEPT_OUT = "not in state_dict/"  # begins the names of buffers that are not pers
 
 @dataclass(frozen=True)
 class Record:
-    """The model after an epoch (0: after masking, before any training); accuracies are fractions."""
+    """The model after an epoch (None: the caller's, before anything; 0: after the edit, before any training); accuracies are fractions.
 
-    epoch: int
+    Plain types: `json.dumps(dataclasses.asdict(record))` writes it.
+    """
+
+    epoch: int | None
     accuracies: Mapping[str, float]
     unlearn_score: float | None
     seconds: float  # of work so far; the time spent on measuring accuracies is left out
@@ -42,6 +45,7 @@ class Record:
 class Outcome:
     """The new model, all that was changed in it, and how it went.
 
+    `history` begins with the record of the caller's model; `epochs` leaves it out.
     `patch.revert(outcome.model)` gives the original's weights and buffers back, bit for bit, after every method. `patch` is None only where
     a method gave the model other parameters than it had. `edit` is what the method itself set before any training (masked weights, noise,
     a Newton step), None where it only trains.
@@ -54,6 +58,11 @@ class Outcome:
     method: Method | str  # its repr where the outcome was loaded
     edit: Patch | None = None
 
+    @property
+    def epochs(self) -> list[Record]:
+        """The records from epoch 0 on."""
+        return [record for record in self.history if record.epoch is not None]
+
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the weights, the patches and the records into a folder, whole or not at all; an earlier outcome there is replaced.
 
@@ -63,8 +72,8 @@ class Outcome:
         result = signature(COMMAND, [WEIGHTS, *patches]) | {
             "method": self.method if isinstance(self.method, str) else repr(self.method),
             "seconds": self.seconds,
-            "watched": [str(name) for name in self.history[0].accuracies] if self.history else [],
-            "history": [_content(record) for record in self.history],
+            "watched": list(self.history[0].accuracies) if self.history else [],
+            "history": [asdict(record) for record in self.history],
             "weights": weights_digest(self.model),
         }
 
@@ -89,7 +98,7 @@ class Outcome:
 
     def _title(self) -> str:
         name = self.method.partition("(")[0] if isinstance(self.method, str) else type(self.method).__name__
-        epochs = counted(self.history[-1].epoch if self.history else 0, "epoch")
+        epochs = counted(self.history[-1].epoch or 0 if self.history else 0, "epoch")
         seconds = f"{self.seconds:.2f} s" if self.seconds < 100 else f"{self.seconds:,.0f} s"
         return f"{shortened(name)}: {epochs}, {seconds}, {self._changed()}"
 
@@ -101,13 +110,13 @@ class Outcome:
         return f"{number:,} of {counted(sum(parameter.numel() for parameter in parameters.values()), 'weight')} changed"
 
     def _rows(self) -> list[Sequence[str]]:
-        """What was watched, at the first record and the last."""
+        """What was watched: before, after the edit, and at the end."""
         if not self.history or not self.history[0].accuracies:
             return []
-        ends = [self.history[0], self.history[-1]] if len(self.history) > 1 else self.history
-        head = ("accuracy", *(f"epoch {record.epoch}" for record in ends))
-        rows = [(str(name), *(f"{100 * record.accuracies[name]:.1f} %" for record in ends)) for name in ends[0].accuracies]
-        return first_rows([head, *rows])
+        ends = [*(record for record in self.history if not record.epoch), self.history[-1]]
+        records = {record.epoch: record for record in ends}.values()
+        head = ("accuracy", *("before" if record.epoch is None else f"epoch {record.epoch}" for record in records))
+        return first_rows([head, *((name, *(_percent(record, name) for record in records)) for name in self.history[0].accuracies)])
 
 
 def load_outcome(folder: str | os.PathLike[str], model: nn.Module) -> Outcome:
@@ -154,21 +163,21 @@ class _Saved:
         return cls(content["files"], content["method"], _number("seconds", content["seconds"]), history, content["weights"])
 
 
-def _content(record: Record) -> dict[str, Any]:
-    accuracies = {str(name): value for name, value in record.accuracies.items()}
-    return {"epoch": record.epoch, "accuracies": accuracies, "unlearn_score": record.unlearn_score, "seconds": record.seconds}
-
-
 def _record(content: Any, watched: Sequence[str]) -> Record:
-    """A record with the watched data in their order, which JSON does not keep."""
-    accuracies = {name: _number(f"the accuracy on {excerpt(name, 30)}", content["accuracies"][name], 1) for name in watched}
-    if len(content["accuracies"]) != len(accuracies):
+    """A record with the watched data in their order, which JSON does not keep; not all are measured after every epoch."""
+    measured = content["accuracies"]
+    if not isinstance(measured, dict) or not measured.keys() <= {*watched}:
         raise ValueError("accuracies must be of the data watched")
+    accuracies = {name: _number(f"the accuracy on {excerpt(name, 30)}", measured[name], 1) for name in watched if name in measured}
     score = content["unlearn_score"]
     epoch = content["epoch"]
-    if type(epoch) is not int or epoch < 0:
-        raise ValueError(f"an epoch must be a whole number of at least 0; found {excerpt(epoch, 30)}")
+    if epoch is not None and (type(epoch) is not int or epoch < 0):
+        raise ValueError(f"an epoch must be a whole number of at least 0, or null; found {excerpt(epoch, 30)}")
     return Record(epoch, accuracies, None if score is None else _number("unlearn_score", score, 1), _number("seconds", content["seconds"]))
+
+
+def _percent(record: Record, name: str) -> str:
+    return f"{100 * record.accuracies[name]:.1f} %" if name in record.accuracies else ""
 
 
 def _number(name: str, value: Any, most: float = math.inf) -> float:

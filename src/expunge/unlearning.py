@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +19,9 @@ from expunge.data.labels import as_labels
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.data.overlap import check_disjoint
 from expunge.editing.patches import Patch, own_tensors
-from expunge.errors import InputError, ModelError, naming
+from expunge.errors import InputError, LostAccuracyWarning, ModelError, naming
 from expunge.methods import FisherMask, Method, Run
-from expunge.metrics import accuracy, unlearn_score
-from expunge.metrics.accuracy import check_targets
+from expunge.metrics.accuracy import check_targets, tally, unlearn_score
 from expunge.model import heads
 from expunge.model.checks import check_finite, check_model, finite_tensors, screened
 from expunge.model.copying import copied
@@ -45,7 +46,8 @@ def unlearn(
     """Make a copy of the model forget.
 
     Data are datasets, loaders or iterables of batches, (x, y) or mappings; or all samples at once, a tuple (x, y). `watch` names the data
-    whose accuracies are recorded after every epoch; None: the remain and the forget data, {}: nothing. `head` names the classifier's
+    whose accuracies are recorded, of the model before and after every epoch; {}: nothing. None: the forget data, and the remain data but
+    before, after the edit and at the end, since a pass over them takes long. `head` names the classifier's
     parameters, or its module, where they cannot be found from the graph. `batch_size` cuts datasets for measuring; training has its
     own, in the method's `Tuning`. `progress` None: shown where standard error is a terminal or a notebook runs.
 
@@ -60,6 +62,8 @@ def unlearn(
     head = None if head is None else heads.named(model, head)
     if watch is not None and not isinstance(watch, Mapping):
         raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)
+    if strange := [name for name in watch or () if not isinstance(name, str)]:
+        raise InputError("watch", 'must name data by text, such as {"test": test_set}', shown(strange[0]))
     if remain is not None and remain is forget:
         raise InputError("remain", "must not be the forget set", "the same object")
     if remain is not None:
@@ -86,21 +90,27 @@ def unlearn(
         def still_finite() -> None:
             check_finite(changed, finite, f"after {type(method).__name__}")
 
-        def measure(name: str) -> float:
+        def measure(name: str) -> tuple[int, int]:
             with naming(arguments[name]):
-                return accuracy(changed, kept[name], objective, batch_size)
+                return tally(changed, kept[name], objective, batch_size)
 
-        history = _History(measure, tuple(kept))
+        history = _History(measure, tuple(kept), seldom=("remain",) if watch is None else ())
+        history.record(None)
 
         def record(epoch: int) -> None:
             still_finite()  # before accuracies are measured, which would only tell that something is wrong
             history.record(epoch)
 
-        edit = method(changed, forget, remain, Run(objective, head, batch_size, progress, record, logits))
+        run = Run(objective, head, batch_size, progress, record, logits, history.epochs)
+        edit = method(changed, forget, remain, run)
+        run.begin()
         changed.zero_grad(set_to_none=True)
         still_finite()
         seconds = history.worked()
+        history.complete()
         patch = _difference(model, changed)
+    if watch is None and remain is not None and (cost := _cost(history.records, history.labels["remain"])):
+        warnings.warn(cost, LostAccuracyWarning, stacklevel=2)
     return Outcome(changed, patch, history.records, seconds, method, edit)
 
 
@@ -119,23 +129,59 @@ def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
 
 
 class _History:
-    """Records with a clock that stands still while accuracies are measured."""
+    """Records with a clock that stands still while accuracies are measured; `seldom` are not measured between epoch 0 and the end.
 
-    def __init__(self, measure: Callable[[str], float], watched: Sequence[str]) -> None:
-        self.measure, self.watched = measure, watched
+    `measure(name)` is the number of labels that were right, and that of all labels.
+    """
+
+    def __init__(self, measure: Callable[[str], tuple[int, int]], watched: Sequence[str], seldom: Sequence[str]) -> None:
+        self.measure, self.watched, self.seldom = measure, watched, seldom
         self.records: list[Record] = []
+        self.epochs: list[int] = []
+        self.labels: dict[str, int] = {}
         self.started = time.perf_counter()
         self.measuring = 0.0
 
     def worked(self) -> float:
         return time.perf_counter() - self.started - self.measuring
 
-    def record(self, epoch: int) -> None:
-        seconds, paused = self.worked(), time.perf_counter()
-        found = {name: self.measure(name) for name in self.watched}
-        score = unlearn_score(found["remain"], found["forget"]) if {"remain", "forget"} <= found.keys() else None
-        self.records.append(Record(epoch, found, score, seconds))
+    def record(self, epoch: int | None) -> None:
+        """Of the model as it is; None: before anything was done to it."""
+        seconds = 0.0 if epoch is None else self.worked()
+        if epoch is not None:
+            self.epochs.append(epoch)
+        self.records.append(self._measured(Record(epoch, {}, None, seconds), () if not epoch else self.seldom))
+
+    def complete(self) -> None:
+        """Measure what the last record lacks."""
+        self.records[-1] = self._measured(self.records[-1])
+
+    def _measured(self, record: Record, without: Sequence[str] = ()) -> Record:
+        paused, accuracies = time.perf_counter(), {}
+        for name in self.watched:
+            if name in record.accuracies:
+                accuracies[name] = record.accuracies[name]
+            elif name not in without:
+                right, self.labels[name] = self.measure(name)
+                accuracies[name] = right / self.labels[name]
         self.measuring += time.perf_counter() - paused
+        score = unlearn_score(accuracies["remain"], accuracies["forget"]) if {"remain", "forget"} <= accuracies.keys() else None
+        return replace(record, accuracies=accuracies, unlearn_score=score)
+
+
+def _cost(history: Sequence[Record], labels: int) -> str | None:
+    """What to say where a training ended far below the accuracy on the remain data before: 5 points, and more than 4 labels.
+
+    Where answers turn by chance, as many right as wrong, m of them are √m apart: from 5 lost labels on it is more than two deviations.
+    """
+    before, last = (history[place].accuracies["remain"] for place in (0, -1))
+    edited = history[1].accuracies.get("remain", before)  # a method may have begun with epoch 1
+    if not history[-1].epoch or before - last <= 0.05 or (before - last) * labels < 4.5:
+        return None
+    fell = f"the accuracy on the remain data fell from {100 * before:.1f} % to {100 * last:.1f} %"
+    if last < edited:
+        return f"{fell}, by training (it was {100 * edited:.1f} % before the first epoch): try a lower learning rate or fewer epochs"
+    return f"{fell}, and training did not bring back what the edit took ({100 * edited:.1f} %): change fewer weights, or train longer"
 
 
 def _kept(data: Data, argument: str, batch_size: int) -> Data:

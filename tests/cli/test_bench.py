@@ -56,7 +56,7 @@ def test_a_dry_run_tells_how_long_and_does_nothing(out, capsys, tmp_path):
     assert "train digits resnet8 poisoned 60 2 white train seed=1: " in written
     assert "digits resnet8 poisoned n=60 trigger=2 value=white finetune seed=1: " in written
     assert "1 networks and 2 of 2 cells to run: about " in written and "nothing alike" not in written
-    assert len(json.loads(cells.read_text())) == 2
+    assert len(json.loads(cells.read_text())["tasks"]) == 2
     assert told(capsys, *asked) == written
     unknown = told(capsys, "run", "table3", "--methods", "finetune", "--dry-run", "--out", str(tmp_path / "new"))
     assert "? s" in unknown and "of which nothing alike has run yet" in unknown

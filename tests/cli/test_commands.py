@@ -1,21 +1,16 @@
-"""The command line: quick help, one-line errors, and the demonstration from end to end."""
+"""The command line: quick help, one-line errors, and progress."""
 
 import errno
-import json
 import os
 import resource
 import subprocess
 import sys
 
 import pytest
-from safetensors import safe_open
 
-import expunge.experiments
+import expunge.experiments.comparison
 from expunge.cli import commands as cli
-from expunge.experiments import demo
-from expunge.report import demo as demo_report
 from expunge.runtime.progress import track
-from expunge.vision import zoo as training
 
 CALL = "import sys; from expunge.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -116,11 +111,11 @@ def test_a_terminal_without_our_characters_gets_question_marks(tmp_path):
 def test_ctrl_c_while_modules_are_imported_is_a_short_line(capsys, monkeypatch):
     class Interrupting:
         def find_spec(self, name, path=None, target=None):
-            if name == "expunge.experiments.demo":
+            if name == "expunge.experiments.comparison":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "expunge.experiments.demo")
-    monkeypatch.delattr(expunge.experiments, "demo")
+    monkeypatch.delitem(sys.modules, "expunge.experiments.comparison")
+    monkeypatch.delattr(expunge.experiments, "comparison")
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     assert cli.main(["demo"]) == 130
     assert capsys.readouterr().err == "expunge: stopped\n"
@@ -142,25 +137,6 @@ def test_other_errors_are_not_hidden(monkeypatch):
     monkeypatch.setattr(cli, "run_demo", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main(["demo"])
-
-
-def test_the_demo_from_end_to_end(capsys, tmp_path):
-    out = tmp_path / "deep" / "folder"
-    assert cli.main(["demo", "--seed", "1", "--label", "3", "--epochs", "2", "--tuning-epochs", "1", "--out", str(out)]) == 0
-    printed = capsys.readouterr()
-    for name in ("before", "Finetune", "MaskClassifier", "RandomMask", demo.TEXT, "FisherMask λ=", demo.REFERENCE, "speed-up"):
-        assert name in printed.out
-    assert "forgetting 3" in printed.err and "training: 68 steps" in printed.err
-    result = json.loads((out / "result.json").read_text())
-    assert result["settings"]["label"] == 3 and result["versions"]["expunge"] == expunge.__version__
-    assert [row["name"] for row in result["rows"]][-1] == demo.REFERENCE
-    for row in result["rows"]:
-        assert 0 <= row["final"]["unlearn_score"] <= 1 and row["seconds"] > 0
-        with safe_open(out / row["model"], framework="pt") as file:
-            assert "classifier.weight" in file.keys() and file.metadata()["kind"] == "model"
-        assert training.load_network(out / row["model"]).classifier.out_features == 10
-    assert (out / "before.safetensors").exists()
-    assert (out / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -186,16 +162,6 @@ def test_a_page_that_cannot_be_written_is_told_before_the_work(out, capsys, tmp_
     assert cli.main(["report", "nothere", "-o", out]) == 2
     told = capsys.readouterr()
     assert told.err.startswith("expunge: out: must be ") and told.err.count("\n") == 1
-
-
-def test_the_table_has_a_line_for_every_method_and_says_when_the_text_fails():
-    good, bad = demo.Accuracies(0.98, 0.0), demo.Accuracies(0.97, 0.5)
-    rows = [demo.Row(demo.TEXT, bad, bad, 5, 2.0, None), demo.Row(demo.REFERENCE, None, good, 20, 8.0, None)]
-    lines = demo_report.table(demo.Accuracies(0.99, 1.0), rows).splitlines()
-    assert lines[-2].split() == ["FisherMask,", "the", "text", "97.0", "50.0", "64.7", "97.0", "50.0", "64.7", "5", "2.00", "4.0x"]
-    assert len({len(line) for line in lines[-2:]}) == 1
-    assert "50.0 % forget accuracy is left" in demo_report.notes(rows)
-    assert "fails" not in demo_report.notes([demo.Row(demo.TEXT, bad, good, 5, 2.0, None), rows[1]])
 
 
 def test_progress_off_a_terminal_is_one_line_at_the_end(capsys):

@@ -13,9 +13,10 @@ from expunge.cli import commands as cli
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.experiments import profiles, results
 from expunge.experiments.networks import original
-from expunge.experiments.runner import main, run
+from expunge.experiments.runner import run
+from expunge.experiments.worker import main, read_work, run_work
 from expunge.methods import METHODS
-from tests.experiments.tiny import TINY, place, tasks, write_cells
+from tests.experiments.tiny import TINY, place, tasks, write_work
 
 
 @pytest.fixture(autouse=True)
@@ -47,14 +48,14 @@ def test_where_data_are_missing_a_run_ends_with_one(jobs, tmp_path, capfd):
 
 def test_where_data_are_missing_the_runner_alone_ends_with_one(tmp_path):
     asked = tasks("table1", ("finetune",), replace(TINY, models=("cifar100/resnet8",), validation=0.0))
-    cells = str(write_cells(tmp_path / "cells.json", asked))
-    assert main([cells, "--data", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 1
+    here = replace(place(tmp_path / "out"), data=str(tmp_path))
+    assert main([str(write_work(tmp_path / "cells.json", asked, here))]) == 1
 
 
 def test_a_method_that_refuses_has_a_result(out, tmp_path):
     asked = [task for task in tasks("table5", ("tf-idf-mask",)) if task.cell.scenario.get("remain_count") == 0]
-    cells = str(write_cells(tmp_path / "cells.json", asked))
-    assert main([cells, "--models", str(out / "models"), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    here = replace(place(tmp_path), models=out / "models")
+    assert main([str(write_work(tmp_path / "cells.json", asked, here))]) == 0
 
 
 @dataclass(frozen=True)
@@ -197,11 +198,11 @@ def test_a_process_that_is_killed_is_told(tmp_path, monkeypatch):
 
     start = subprocess.Popen
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    monkeypatch.setattr(
-        "expunge.experiments.runner.subprocess", SimpleNamespace(Popen=lambda command, env: start([sys.executable, "-c", program]))
-    )
+    killed = SimpleNamespace(Popen=lambda command, **others: start([sys.executable, "-c", program]), PIPE=subprocess.PIPE)
+    monkeypatch.setattr("expunge.experiments.worker.subprocess", killed)
     lines = []
-    assert run(tasks("table1", ("finetune",)), place(tmp_path), jobs=2, say=lines.append) == 2
+    work = read_work(write_work(tmp_path / "cells.json", tasks("table1", ("finetune",)), place(tmp_path), jobs=2))
+    assert run_work(work, lines.append) == 2
     assert lines == ["a process was ended by SIGKILL; the same command does what is left"] * 2
 
 

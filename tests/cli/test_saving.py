@@ -4,133 +4,126 @@ import json
 import os
 import subprocess
 import sys
-import time
-from dataclasses import replace
 
 import pytest
 
 from expunge.cli import commands as cli
-from expunge.experiments import comparison, demo, profiles
+from expunge.experiments import construction, profiles
+from expunge.storage.tensors import weights_digest
 from expunge.vision import zoo as training
 from tests.disks import small_disk, small_files
-from tests.experiments.test_comparison import row
-from tests.experiments.tiny import TINY
+from tests.experiments.tiny import TINY, few_digits
 
 CALL = [sys.executable, "-m", "expunge"]
 SHORT = ["--epochs", "1", "--tuning-epochs", "1", "--quiet"]
 
 
-def hurry(patch):
-    """Demonstrations and comparisons that take no time."""
-    numbers = demo.Accuracies(0.98, 0.0)
-
-    def shown(model, data, label, *settings, **others):
-        yield demo.Row(demo.TEXT, numbers, numbers, 1, 1.0, demo.network())
-        yield demo.Row(f"FisherMask λ={label}", numbers, numbers, 1, 1.0, demo.network())
-        yield demo.Row(demo.REFERENCE, None, numbers, 1, 1.0, demo.network())
-
-    def compared(model, scenario, methods, *settings):
-        return (replace(row(name), model=demo.network()) for name in ("before", *methods, "retrain"))
-
-    patch.setattr(demo, "trained", lambda *arguments, **others: demo.network())
-    patch.setattr(demo, "rows", shown)
-    patch.setattr(comparison, "rows", compared)
-
-
 @pytest.fixture
 def at_once(monkeypatch):
-    hurry(monkeypatch)
+    few_digits(monkeypatch)
+    yield
+    construction.parts.cache_clear()
 
 
 def names(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+def files(folder):
+    return {path.name for path in folder.iterdir() if path.is_file()}
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_second_demo_takes_the_place_of_the_first(at_once, tmp_path, capsys):
-    out = tmp_path / "runs" / "demo"
     for label in (3, 5):
-        assert cli.main(["demo", "--label", str(label), "--out", str(out)]) == 0
-        result = json.loads((out / "result.json").read_text())
-        assert result["settings"]["label"] == label
-        assert names(tmp_path / "runs") == {"demo", *(f"demo/{name}" for name in result["files"])}
-        assert {*result["files"]} == {"result.json", "tradeoff.png", "before.safetensors", *(row["model"] for row in result["rows"])}
+        assert cli.main(["demo", *SHORT, "--label", str(label), "--out", str(tmp_path)]) == 0
+        result = json.loads((tmp_path / "result.json").read_text())
+        assert result["settings"]["label"] == label and files(tmp_path) == {*result["files"]}
+        assert {each["cell"]["scenario"]["label"] for each in result["results"]} == {label}
+        weights = {each["weights"]["after"] for each in result["results"]}
+        assert {weights_digest(training.load_network(path)) for path in tmp_path.glob("*.safetensors")} == weights
 
 
-def test_a_second_comparison_takes_the_place_of_the_first(at_once, tmp_path, capsys):
-    out = tmp_path / "compare"
-    assert cli.main(["compare", "--methods", "ssd", "--models", "--out", str(out)]) == 0
-    assert "ssd.safetensors" in names(out)
-    assert cli.main(["compare", "--methods", "finetune", "--out", str(out)]) == 0
-    assert names(out) == {"result.json", "tradeoff.png"}
+def test_files_of_the_user_are_neither_replaced_nor_removed(at_once, tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("mine")
+    assert cli.main(["demo", *SHORT, "--out", str(tmp_path)]) == 0 and (tmp_path / "notes.txt").read_text() == "mine"
+    capsys.readouterr()
+    for name in ("result.json", "page.html", "retrain.safetensors"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        assert cli.main(["demo", *SHORT, "--out", str(folder)]) == 2
+        rule = "out: must be a folder where `expunge demo` replaces no file but its own: choose another, or move what is there"
+        told = capsys.readouterr()
+        assert told.out == "" and told.err == f"expunge: {rule}; found {folder / name}\n"
+        assert names(folder) == {name} and (folder / name).read_text() == "{}"
 
 
 @pytest.mark.parametrize("command, other", [("demo", "compare"), ("compare", "demo")])
 def test_the_results_of_two_commands_are_not_mixed(at_once, command, other, tmp_path, capsys):
-    assert cli.main([other, "--out", str(tmp_path / "out")]) == 0
-    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    few = ["--methods", "ssd"]
+    assert cli.main([other, *SHORT, *(few if other == "compare" else []), "--out", str(tmp_path)]) == 0
+    before = contents(tmp_path)
     capsys.readouterr()
-    assert cli.main([command, "--out", str(tmp_path / "out")]) == 2
+    assert cli.main([command, *SHORT, *(few if command == "compare" else []), "--out", str(tmp_path)]) == 2
     told = capsys.readouterr()
-    rule = f"out: must be a folder that is new, empty, or holds an earlier result of `expunge {command}` and nothing else"
-    assert told.out == "" and told.err.startswith(f"expunge: {rule}") and told.err.count("\n") == 1
-    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert told.out == "" and told.err.startswith("expunge: out: must be a folder where") and told.err.count("\n") == 1
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("full", [small_disk, small_files])
-@pytest.mark.parametrize("command", ["demo", "compare"])
+@pytest.mark.parametrize("command", [["demo"], ["compare", "--methods", "ssd"]])
 @pytest.mark.parametrize("below", ["out", "."])
-def test_on_a_full_disk_the_table_is_printed_and_the_file_named(at_once, command, full, below, tmp_path, capsys):
-    more = ["--models"] if command == "compare" else []
-    with full(tmp_path) as folder:
-        assert cli.main([command, *more, "--quiet", "--out", str(folder / below)]) == 1
+def test_a_full_disk_is_one_line_that_names_the_file(at_once, command, full, below, tmp_path, capsys):
+    with full(tmp_path, size=8192) as folder:
+        asked = [*command, *SHORT, *(["--jobs", "1"] if command[0] == "compare" else []), "--out", str(folder / below)]
+        assert cli.main(asked) == 1
         told = capsys.readouterr()
-        assert "remain" in told.out and "98.0" in told.out and "result and picture" not in told.out.lower()
-        assert told.err.startswith(f"expunge: {folder / below}/before.safetensors: ") and told.err.count("\n") == 1
-        assert names(folder) == set()
+        assert told.err.startswith(f"expunge: {folder / below}/models/") and told.err.count("\n") == 1
+        assert not list(folder.rglob("result.json")) and not list(folder.rglob("cells/*.json")) and not list(folder.rglob(".expunge*"))
 
 
 def test_on_a_full_disk_an_earlier_result_stays(at_once, tmp_path, capsys):
-    assert cli.main(["demo", "--out", str(tmp_path / "out")]) == 0
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with small_files(tmp_path):
-        assert cli.main(["demo", "--label", "3", "--out", str(tmp_path / "out")]) == 1
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    out = tmp_path / "out"
+    assert cli.main(["demo", *SHORT, "--out", str(out)]) == 0
+    before = contents(tmp_path)
+    with small_files(tmp_path, size=8192):
+        assert cli.main(["demo", *SHORT, "--label", "3", "--out", str(out)]) == 1
+    assert {path: content for path, content in contents(tmp_path).items() if path in before} == before
 
 
 HURRIED = """
 import sys, pytest
 from expunge.cli import commands as cli
-from tests.cli.test_saving import hurry
+from tests.experiments.tiny import few_digits
 with pytest.MonkeyPatch.context() as patch:
-    hurry(patch)
+    few_digits(patch)
     sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("command", ["demo", "compare"])
+@pytest.mark.parametrize("command", [["demo"], ["compare", "--methods", "ssd", "--jobs", "1"]])
 def test_what_nobody_can_read_is_saved(command, tmp_path):
     with open("/dev/full", "w") as unwritable:
-        asked = [sys.executable, "-c", HURRIED, command, "--quiet", "--out", str(tmp_path / "out")]
+        asked = [sys.executable, "-c", HURRIED, *command, *SHORT, "--out", str(tmp_path / "out")]
         finished = subprocess.run(asked, stdout=unwritable, stderr=subprocess.PIPE, text=True)
     assert (finished.returncode, finished.stderr) == (1, "expunge: No space left on device\n")
     assert (tmp_path / "out" / "result.json").exists()
 
 
-@pytest.mark.parametrize("command", [["demo"], ["compare", "--methods", "ssd"]])
-def test_of_two_processes_one_is_refused_and_nothing_is_mixed(command, at_once, tmp_path, capsys):
-    """The first holds the folder from its start; killed, it holds it no more."""
-    out = tmp_path / "out"
-    first = subprocess.Popen([*CALL, *command, "--epochs", "500", "--quiet", "--out", str(out)])
-    while not names(tmp_path):
-        assert first.poll() is None
-        time.sleep(0.01)
-    second = subprocess.run([*CALL, *command, *SHORT, "--out", str(out)], capture_output=True, text=True)
-    rule = "out: must not be in use: another command is writing there"
-    assert (second.returncode, second.stdout, second.stderr) == (2, "", f"expunge: {rule}; found {out}\n")
-    first.kill()
-    first.wait()
-    assert cli.main([*command, *SHORT, "--out", str(out)]) == 0
-    assert names(tmp_path) == {"out", *(f"out/{name}" for name in json.loads((out / "result.json").read_text())["files"])}
+@pytest.mark.parametrize("command", [["demo"], ["compare", "--methods", "ssd", "--jobs", "1"]])
+def test_of_two_processes_both_end_and_nothing_is_done_twice(command, tmp_path):
+    """Each cell and each training is locked while it is done; whoever comes second has its result."""
+    asked = [sys.executable, "-c", HURRIED, *command, "--epochs", "1", "--tuning-epochs", "1", "--out", str(tmp_path / "out")]
+    both = [subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [each.communicate() for each in both]
+    assert [each.returncode for each in both] == [0, 0] and told[0][0] == told[1][0]
+    labels = [line.rpartition(":")[0] for _, lines in told for line in lines.splitlines() if not line.startswith("trained")]
+    assert labels and len(labels) == len({*labels})
+    assert files(tmp_path / "out") == {*json.loads((tmp_path / "out" / "result.json").read_text())["files"]}
 
 
 @pytest.mark.parametrize("full", [small_disk, small_files])

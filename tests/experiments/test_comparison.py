@@ -1,106 +1,88 @@
-"""Methods side by side: who runs in which scenario, what is told of each, and how it is put on paper."""
+"""Methods side by side as cells: who runs in which scenario, what is asked for, and what is told of each."""
 
-import json
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch.utils.data import TensorDataset
 
-from expunge import metrics
 from expunge.errors import DivergedError, InputError
-from expunge.experiments import comparison, demo
-from expunge.experiments.comparison import CHOSEN, REFERENCE, Measures, Refused, Row
-from expunge.experiments.demo import Accuracies
+from expunge.experiments import comparison, construction
+from expunge.experiments.cells import CHOSEN, REFERENCE
+from expunge.experiments.choosing import chosen
+from expunge.experiments.comparison import names, scenario_settings
+from expunge.experiments.construction import parts, scenario_of
+from expunge.experiments.networks import retrained
+from expunge.experiments.paper import ORIGINAL
+from expunge.experiments.runner import Place, Task, run
 from expunge.methods import METHODS, SSD
-from expunge.metrics import Relearned, Relearning, Stability
-from expunge.report import comparison as comparison_report
-from expunge.training.schedules import Constant
-from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
-from expunge.vision.datasets.digits import Digits, digits
-from expunge.vision.networks import resnet8
-from expunge.vision.scenarios import limited
+from expunge.vision.digits_network import trained
+from expunge.vision.zoo import load_network
+from tests.experiments.tiny import few_digits
 
+CPU = torch.device("cpu")
 SCENARIOS = {
-    "category": lambda data: comparison.scenario_of(data, "category", label=[3]),
-    "poisoned": lambda data: comparison.scenario_of(data, "poisoned", n=20),
-    "mislabelled": lambda data: comparison.scenario_of(data, "mislabelled"),
-    "subset": lambda data: comparison.scenario_of(data, "subset"),
-    "few remain data": lambda data: comparison.scenario_of(data, "category", remain_fraction=0.1),
-    "no remain data": lambda data: comparison.scenario_of(data, "category", remain=False),
+    "category": scenario_settings("category", label=[3]),
+    "poisoned": scenario_settings("poisoned", n=20),
+    "mislabelled": scenario_settings("mislabelled"),
+    "subset": scenario_settings("subset"),
+    "few remain data": scenario_settings("category", remain_fraction=0.1),
+    "no remain data": scenario_settings("category", remain=False),
 }
-CLASSES_ONLY = {"tf-idf-mask", "tf-idf-mask-released"}
-WITHOUT_REMAIN = {"fisher-mask", "random-mask", "activation-mask", "mask-classifier", "gradient-ascent", REFERENCE} | {
-    "fisher-mask-released",
-    "random-mask-released",
-    "activation-mask-released",
-}
-EVERY = set(comparison.names(["all", "released"])) - {"influence-released"}  # it may diverge, as any LiSSA
+EVERY = [method for method in names(["all", "released"]) if method != ("influence", "released")]  # it may diverge, as any LiSSA
+WITHOUT_REMAIN = ("fisher-mask", "random-mask", "activation-mask", "mask-classifier", "gradient-ascent", ORIGINAL, REFERENCE)
 REFUSED = {
-    "category": set(),
-    "poisoned": CLASSES_ONLY,
-    "mislabelled": CLASSES_ONLY | {"mask-classifier"},
-    "subset": CLASSES_ONLY | {"mask-classifier"},
-    "few remain data": set(),
-    "no remain data": EVERY - WITHOUT_REMAIN,
+    "poisoned": {"tf-idf-mask"},
+    "mislabelled": {"tf-idf-mask", "mask-classifier"},
+    "subset": {"tf-idf-mask", "mask-classifier"},
+    "no remain data": {*METHODS} - {*WITHOUT_REMAIN},
 }
-
-
-TRAINERS = {"before", "finetune", REFERENCE, "gradient-ascent", "neg-grad-plus", "random-labels", "salun", "salun-released"} | {
-    "bad-teacher",
-    "scrub",
-}
+TRAINERS = {ORIGINAL, "finetune", REFERENCE, "gradient-ascent", "neg-grad-plus", "random-labels", "salun", "bad-teacher", "scrub"}
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """A narrow network, and re-learning that is soon given up."""
-    for module in (demo, comparison):
-        monkeypatch.setattr(module, "network", lambda: resnet8(10, channels=1, width=4))
-    monkeypatch.setattr(comparison, "RELEARNING", Relearning(Tuning(Constant(0.05, 1))))
+    few_digits(monkeypatch)
+    yield
+    construction.parts.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def data() -> Digits:
-    """A few of the digits, of every class alike."""
-    return Digits(*(TensorDataset(*(tensor[::6] for tensor in part.tensors)) for part in digits()))
+def images():
+    return parts("digits", 0.2, None, CPU)
+
+
+def done(folder, scenario, methods, epochs=1, keep=False, **settings):
+    """Every cell of a comparison, by (method, reading)."""
+    plan = comparison.comparison("compare", scenario, methods, epochs, 1, relearn={"rate": 0.05, "limit": 1}, **settings)
+    place, lines = Place(folder, folder / "models", None, CPU, keep=keep), []
+    broken = run([Task(entry.cell, ("compare",)) for entry in plan.entries], place, say=lines.append)
+    assert broken == 0, [line for line in lines if line.startswith("BROKEN")]
+    return {(entry.cell.method["name"], entry.cell.method["reading"]): place.result(entry.cell) for entry in plan.entries}
 
 
 @pytest.mark.parametrize("kind", SCENARIOS)
-def test_every_method_runs_where_it_is_meant_to_and_says_no_elsewhere(kind, data):
-    scenario = SCENARIOS[kind](data)
-    model = demo.trained(scenario.train, 2)
-    found = list(comparison.rows(model, scenario, sorted(EVERY), epochs=1, tuning_epochs=1))
-    refused = {each.name: each.reason for each in found if isinstance(each, Refused)}
-    assert refused.keys() == REFUSED[kind]
-    assert [each.name for each in found][:2] == ["before", REFERENCE] and {each.name for each in found} == EVERY | {"before"}
+def test_every_method_runs_where_it_is_meant_to_and_says_no_elsewhere(kind, tmp_path):
+    results = done(tmp_path, SCENARIOS[kind], EVERY)
+    assert [*results][0] == (ORIGINAL, "text") and [*results][-1] == (REFERENCE, "text") and {*results} >= {*EVERY}
+    refused = {method for method, result in results.items() if result.error is not None}
+    expected = {(name, reading) for name, reading in results if name in REFUSED.get(kind, set())}
+    expected |= {("fisher-mask", CHOSEN)} if kind == "no remain data" else set()
+    assert refused == expected
     if kind == "no remain data":
-        assert all("needs the data to keep" in reason for reason in refused.values())
-    for row in found:
-        if isinstance(row, Row):
-            assert all(bool(torch.isfinite(value).all()) for value in row.model.state_dict().values())
-            assert (row.measures.attack is not None) == (kind == "poisoned")
-            assert (row.masked is None) == (row.name in TRAINERS)
+        assert all("needs the data to keep" in results[method].error for method in refused)
+    for (name, _), result in results.items():
+        if result.error is None:
+            assert (result.attack is not None) == (kind == "poisoned")
+            assert (result.masked is None) == (name in TRAINERS), name
 
 
 def test_names_are_methods_readings_and_groups():
-    assert set(comparison.names(["all"])) == {*METHODS, CHOSEN}
-    assert "ssd-released" in comparison.names(["released"]) and "scrub-released" not in EVERY
-    assert comparison.names(["ssd", "finetune", "ssd"]) == ("ssd", "finetune")
+    assert {*names(["all"])} == {*((name, "text") for name in METHODS), ("fisher-mask", CHOSEN)}
+    assert ("ssd", "released") in names(["released"]) and ("scrub", "released") not in EVERY
+    assert names(["ssd", "finetune", "ssd"]) == (("ssd", "text"), ("finetune", "text"))
     for unknown in ("nonsense", "scrub-released"):
         with pytest.raises(InputError, match=f"^methods: must be all, released, or some of fisher-mask, .*; found {unknown}"):
-            comparison.names(["all", unknown])
-
-
-def test_a_new_method_is_compared_with_its_defaults(data, monkeypatch):
-    monkeypatch.setitem(METHODS, "fading", Fading)
-    monkeypatch.setitem(METHODS, "broken", Broken)
-    scenario = SCENARIOS["category"](data)
-    model = demo.trained(scenario.train, 1)
-    names = [name for name in comparison.names(["all"]) if name in ("fading", "broken")]
-    *_, fading, broken = comparison.rows(model, scenario, names, epochs=1, tuning_epochs=1)
-    assert fading.setting == "Fading(steps=4)" and broken == Refused("broken", "no longer finite")
+            names(["all", unknown])
 
 
 @dataclass(frozen=True)
@@ -126,59 +108,64 @@ class Broken:
         raise DivergedError("no longer finite")
 
 
-def test_a_row_is_the_network_of_the_epoch_best_on_validation_data(data, monkeypatch):
+def test_a_row_is_the_network_of_the_epoch_best_on_validation_data(tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "fading", Fading)
-    scenario = SCENARIOS["category"](data)
-    model = demo.trained(scenario.train, 4)
-    before, retrained, row = comparison.rows(model, scenario, ["fading"], epochs=2, tuning_epochs=1)
-    history = unlearn(model, *scenario, Fading(), watch=scenario.watch).history
-    assert row.epoch == metrics.best_epoch(history).epoch == 1 and row.epochs == 4
-    assert row.masked is None and row.stability == metrics.stability(history)
-    assert bool(row.model.classifier.weight.any())
-    told = row.measures
-    assert {"remain": told.accuracies.remain, "forget": told.accuracies.forget} == {
-        name: history[1].accuracies[name] for name in ("remain", "forget")
-    }
-    said, reference = (metrics.logits(each.model, scenario.tests["forget"]) for each in (row, retrained))
-    assert told.agreement["forget"] == metrics.agreement(said, reference)
-    assert told.divergence["forget"] == metrics.divergence(said, reference)
-    assert retrained.measures.agreement == {"remain": 1, "forget": 1} and set(retrained.measures.divergence.values()) == {0}
-    assert retrained.epoch == retrained.epochs == 2
-    assert before.model is model and before.measures.relearned.epochs == 0
+    monkeypatch.setitem(METHODS, "broken", Broken)
+    results = done(tmp_path, SCENARIOS["category"], names(["fading", "broken"]), epochs=4, keep=True)
+    fading, before, again = (results[name, "text"] for name in ("fading", ORIGINAL, REFERENCE))
+    assert results["broken", "text"].error == "diverged: no longer finite"
+    assert fading.setting == "Fading(steps=4)" and fading.best.epoch == 1 and fading.last.epoch == 4
+    assert fading.best.on == "validation" and (fading.best.remain, fading.best.forget) == (fading.history[1].remain, 0)
+    network = load_network(tmp_path / "cells" / f"{fading.digest}.safetensors")
+    assert bool(network.classifier.weight.any())  # that of epoch 1
+    assert again.agreement_by == {"remain": 1, "forget": 1} and {*again.divergence_by.values()} == {0}
+    assert again.best.epoch == 4 and again.work_seconds > 0
+    assert before.relearn.epochs == 0 and before.weights["after"] == before.weights["before"] and before.best.epoch == 0
 
 
-def test_the_reference_has_all_remain_data_however_few_the_others_have(data):
-    whole = SCENARIOS["category"](data)
-    found = []
-    for scenario in (whole, limited(whole, count=8)):
-        _, retrained = comparison.rows(demo.trained(whole.train, 1), scenario, [REFERENCE], epochs=2, tuning_epochs=1)
-        found.append(retrained.model.state_dict())
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+def test_the_reference_has_all_remain_data_however_few_the_others_have():
+    specs = set()
+    for scenario in (scenario_settings("category"), scenario_settings("category", remain_fraction=0.05)):
+        plan = comparison.comparison("compare", scenario, names(["finetune"]), 1, 1)
+        specs |= {retrained(entry.cell).digest for entry in plan.entries}
+    assert len(specs) == 1
 
 
-def test_ssd_has_a_threshold_that_can_be_reached(data):
-    for kind in SCENARIOS:
-        scenario = SCENARIOS[kind](data)
+def ssd_threshold(scenario):
+    plan = comparison.comparison("compare", scenario, names(["ssd"]), 1, 1)
+    return plan.entries[1].cell.method["threshold"]
+
+
+def test_ssd_has_a_threshold_that_can_be_reached():
+    for settings in SCENARIOS.values():
+        scenario = scenario_of(settings, images(), 0)
         kept = 0 if scenario.remain is None else len(scenario.remain)
-        threshold, ceiling = comparison.ssd_threshold(scenario), (kept + len(scenario.forget)) / len(scenario.forget)
+        threshold, ceiling = ssd_threshold(settings), (kept + len(scenario.forget)) / len(scenario.forget)
         assert threshold <= ceiling and (kept == 0 or threshold < ceiling)
         # F̄_f = 10 F̄_r is just where the two ways to say it meet.
         mean = (len(scenario.forget) * 10.0 + kept) / (kept + len(scenario.forget))
-        assert 10.0 / mean == pytest.approx(threshold)
-    scenario = SCENARIOS["category"](data)
-    model = demo.trained(scenario.train, 3)
+        assert 10.0 / mean == pytest.approx(threshold, abs=0.005)
+    scenario = scenario_of(SCENARIOS["category"], images(), 0)
+    model = trained(scenario.train, 3)
     changed = {
         threshold: len(unlearn(model, *scenario, SSD(threshold), watch={}).patch)
-        for threshold in (10.0, comparison.ssd_threshold(scenario))
+        for threshold in (10.0, ssd_threshold(SCENARIOS["category"]))
     }
     assert 50 * changed.pop(10.0) < min(changed.values())
 
 
-def test_choosing_masks_nothing_where_every_mask_does_harm(data, monkeypatch):
-    scenario = SCENARIOS["mislabelled"](data)
-    model = demo.trained(scenario.train, 3)
-    monkeypatch.setattr(demo, "accuracy", lambda model, data: 0.5 if bool((model.stage3[0].conv2.weight == 0).any()) else 0.9)
-    assert demo.chosen(model, scenario, None).ratio == 0
+def test_choosing_masks_nothing_where_every_mask_does_harm(monkeypatch):
+    scenario = scenario_of(SCENARIOS["mislabelled"], images(), 0)
+    model = trained(scenario.train, 3)
+    harmed = "expunge.experiments.choosing.accuracy"
+    monkeypatch.setattr(harmed, lambda model, data: 0.5 if bool((model.stage3[0].conv2.weight == 0).any()) else 0.9)
+    assert chosen(model, scenario).ratio == 0
+
+
+def test_choosing_needs_validation_data():
+    scenario = scenario_of(SCENARIOS["category"], images(), 0)
+    with pytest.raises(InputError, match="^validation: the choice of λ and R needs validation data"):
+        chosen(trained(scenario.train, 1), replace(scenario, validation={}))
 
 
 @pytest.mark.parametrize(
@@ -190,63 +177,15 @@ def test_choosing_masks_nothing_where_every_mask_does_harm(data, monkeypatch):
         ("category", {"fraction": 0.1}, "fraction: is for the scenario mislabelled or subset"),
         ("category", {"remain": False, "remain_fraction": 0.1}, "remain_fraction: is for remain data, of which there are none; found 0.1"),
         ("category", {"label": [12]}, "label: must occur in the dataset; found 12"),
-        ("nonsense", {}, "scenario: must be category, poisoned, mislabelled or subset; found nonsense"),
+        ("nonsense", {}, "scenario: kind must be category, poisoned, mislabelled or subset; found nonsense"),
     ],
 )
-def test_options_of_another_scenario_are_refused(kind, given, message, data):
+def test_options_of_another_scenario_are_refused(kind, given, message):
     with pytest.raises(InputError, match=f"^{message}"):
-        comparison.scenario_of(data, kind, **given)
+        comparison.comparison("compare", scenario_settings(kind, **given), names(["ssd"]), 1, 1)
 
 
-def test_several_labels_and_few_remain_data(data):
-    scenario = comparison.scenario_of(data, "category", label=[3, 5], remain_fraction=0.05)
-    assert {int(label) for _, label in scenario.forget} == {3, 5} and len(scenario.remain) == round(0.05 * len(data.train))
-
-
-def row(name: str, **other) -> Row:
-    told = Measures(
-        Accuracies(0.98, 0.01), None, {"remain": 0.97, "forget": 0.4}, {"remain": 0.123, "forget": 1.5}, Relearned(None, 7, 0, ())
-    )
-    made = Row(name, "M()", Accuracies(0.9, 0.5), 2, 5, told, Stability(0.1, 0.2, 0.034), 1.234, resnet8(10, channels=1, width=4))
-    return replace(made, **other)
-
-
-def test_the_table_says_all_of_a_row():
-    before = row("before", masked=None, epoch=0, epochs=0, stability=None, seconds=0.0)
-    still = row("mask-classifier", epoch=0, epochs=0, stability=None)
-    lines = comparison_report.table([before, row(REFERENCE), row("ssd"), still]).splitlines()
-    assert [line.split()[0] for line in lines[-4:]] == ["before", "ssd", "mask-classifier", REFERENCE]
-    assert lines[-3].split() == "ssd 90.0 50.0 60.0 98.0 1.0 97.0 2/5 3.4 >7 97.0 40.0 0.12 1.50 1.23".split()
-    assert lines[-4].split() == "before 98.0 1.0 97.0 >7 97.0 40.0 0.12 1.50".split()
-    assert lines[-2].split() == "mask-classifier 90.0 50.0 60.0 >7 97.0 40.0 0.12 1.50 1.23".split()
-    assert "attack" not in lines[0] and "\x1b" not in "".join(lines)
-
-
-def test_the_table_shows_attacks_where_there_are_some_and_never_cuts_a_number(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    shown = comparison_report.table([row("ssd", measures=replace(row("").measures, attack=0.123))], terminal=True)
-    assert "attack" in shown and "12.3" in shown and "1.23" in shown and "…" not in shown and "\x1b[" in shown
-
-
-def test_notes_say_what_is_missing_and_what_to_expect(data):
-    scenario = SCENARIOS["subset"](data)
-    said = comparison_report.notes(scenario, [row(CHOSEN), Refused("ssd", "remain: none")])
-    assert scenario.reference in said and "not here: ssd: remain: none" in said and "chosen on validation data" in said
-    assert f"{CHOSEN}:" in said and f"{CHOSEN}:" not in comparison_report.notes(scenario, [row("ssd")])
-
-
-@pytest.mark.parametrize("models", [True, False])
-def test_what_is_saved(models, data, tmp_path):
-    found = [row("before", masked=None), row(REFERENCE), row("ssd"), Refused("scrub", "no")]
-    folder = comparison_report.save(tmp_path / "deep", {"seed": 1}, SCENARIOS["no remain data"](data), found, False, models)
-    result = json.loads((folder / "result.json").read_text())
-    assert [each["name"] for each in result["rows"]] == ["before", "ssd", REFERENCE] and result["refused"] == {"scrub": "no"}
-    assert result["finished"] is False and result["scenario"]["remain"] == 0 and result["settings"] == {"seed": 1}
-    assert result["rows"][1]["final"] == {"remain": 0.98, "forget": 0.01, "unlearn_score": pytest.approx(0.98 / 1.01)}
-    assert result["rows"][1]["masked"]["forget"] == 0.5 and result["rows"][1]["relearn"]["epochs"] is None
-    assert (folder / "tradeoff.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.stem for path in folder.glob("*.safetensors")} == ({"before", "ssd", REFERENCE} if models else set())
-
-
-def test_any_number_of_methods_can_be_drawn(data):
-    assert comparison_report.picture(SCENARIOS["subset"](data), [row(f"method-{index}") for index in range(80)])
+def test_several_labels_and_few_remain_data():
+    plan = comparison.comparison("compare", scenario_settings("category", label=[3, 5], remain_fraction=0.05), names(["ssd"]), 1, 1)
+    assert {int(label) for _, label in plan.scenario.forget} == {3, 5}
+    assert len(plan.scenario.remain) == round(0.05 * len(images().train))

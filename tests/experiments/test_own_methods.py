@@ -11,25 +11,26 @@ import pytest
 
 from expunge.cli import commands as cli
 from expunge.errors import InputError
-from expunge.experiments import comparison, demo, profiles
+from expunge.experiments import comparison, construction, profiles
 from expunge.experiments.cells import Cell
 from expunge.experiments.construction import method_of
 from expunge.experiments.plans import EXPERIMENTS, entries
 from expunge.experiments.recalled import planned_or_stored
 from expunge.experiments.results import load
 from expunge.experiments.runner import run
-from expunge.metrics import Relearning
 from expunge.report.formats import FORMATS
 from expunge.report.paper_tables import tables
+from expunge.storage.codec import decode, encode
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
-from tests.experiments.tiny import TINY, place, tasks
+from tests.experiments.tiny import TINY, few_digits, place, tasks
 
 PAGE = Path(__file__).parents[2] / "docs" / "bench.md"
 HALVING = re.search(r"here `halving.py`:\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 OTHER = """
 from __future__ import annotations
 from dataclasses import dataclass
+from expunge.storage.codec import decode, encode
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 
@@ -110,13 +111,13 @@ def test_every_table_has_its_rows_and_stored_cells_find_their_places(here):
     stored: dict[str, dict] = {}
     for name, found in own.items():
         for entry in found:
-            told = {"cell": entry.cell.as_json(), "digest": entry.cell.digest, "history": [], "seconds": 0.0, "error": "made"}
+            told = {"cell": encode(entry.cell), "digest": entry.cell.digest, "history": [], "seconds": 0.0, "error": "made"}
             known = stored.setdefault(entry.cell.digest, {**told, "versions": {}, "hardware": {}, "experiments": []})
             known["experiments"].append(name)
     for told in [*stored.values()]:  # and results of an earlier revision, which are not mixed with them
         method = {**told["cell"]["method"], "revision": 1}
-        earlier = Cell.from_json({**told["cell"], "method": method})
-        stored[earlier.digest] = {**told, "cell": earlier.as_json(), "digest": earlier.digest}
+        earlier = decode(Cell, {**told["cell"], "method": method})
+        stored[earlier.digest] = {**told, "cell": encode(earlier), "digest": earlier.digest}
     for digest, told in stored.items():
         (here / "cells" / f"{digest}.json").write_text(json.dumps(told))
     (here / "own_pack" / "other.py").unlink()
@@ -188,31 +189,30 @@ def test_the_script_expunge_finds_modules_of_the_working_directory(here):
 
 
 def test_a_comparison_has_rows_of_ones_own(here, monkeypatch, capsys):
-    monkeypatch.setattr(comparison, "RELEARNING", Relearning(Tuning(Constant(0.05, 1))))
+    few_digits(monkeypatch)
     listed = [FILE, SECOND, f"{SECOND}-released", "mask-classifier"]
-    asked = ["compare", "--epochs", "1", "--tuning-epochs", "1", "--quiet", "--models", "--out", "out", "--seed", "3"]
+    asked = ["compare", "--epochs", "1", "--tuning-epochs", "1", "--quiet", "--models", "--out", "out", "--seed", "3", "--jobs", "1"]
     assert cli.main([*asked, "--methods", *listed]) == 0
-    rows = {row["name"]: row["setting"] for row in json.loads(Path("out/result.json").read_text())["rows"]}
-    assert [*rows] == ["before", FILE, SECOND, "Halving-released", "mask-classifier", "retrain"]
-    assert rows[FILE] == "Halving()" and rows[SECOND].startswith("Halving(ratio=0.5, seed=3, rounding=2, tuning=Tuning(schedule=Replay(")
+    rows = json.loads(Path("out/result.json").read_text())["results"]
+    methods = {(row["cell"]["method"]["name"], row["cell"]["method"]["reading"]): row["setting"] for row in rows}
+    assert [name for name, _ in methods] == ["original", FILE, SECOND, SECOND, "mask-classifier", "retrain"]
+    assert methods[FILE, "text"] == "Halving()"
+    assert methods[SECOND, "text"].startswith("Halving(ratio=0.02, seed=3, rounding=2, tuning=Tuning(schedule=Replay(")
     assert {path.name for path in Path("out").glob("*.safetensors")} >= {
         "halving.py-Halving.safetensors",
         "own_pack-other.py-Halving.safetensors",
+        "own_pack-other.py-Halving-released.safetensors",
     }
     capsys.readouterr()
     for name in (f"{FILE}-released", "nowhere:Own"):
         assert cli.main([*asked, "--methods", name]) == 2 and capsys.readouterr().err.startswith("expunge: methods: ")
+    construction.parts.cache_clear()
 
 
 def test_a_method_without_remain_data_is_not_fine_tuned():
-    scenario = comparison.scenario_of(comparison_data(), "category", remain=False)
-    built = comparison.method(SECOND, demo.network(), scenario, epochs=1, tuning_epochs=1, seed=2)
+    scenario = comparison.scenario_settings("category", remain=False)
+    plan = comparison.comparison("compare", scenario, comparison.names([SECOND]), 1, 1, seed=2)
+    built = method_of(plan.entries[1].cell)
     assert built.tuning is None and built.seed == 2
     with pytest.raises(InputError, match="the readings of .* are text, released"):
         comparison.names([f"{SECOND}-golatkar"])
-
-
-def comparison_data():
-    from expunge.vision.datasets.digits import digits
-
-    return digits()

@@ -13,6 +13,7 @@ from expunge.experiments.networks import original, retrained
 from expunge.experiments.plans import EXPERIMENTS, OTHERS, PAPER_METHODS, REVISIONS, chosen, entries, methods
 from expunge.experiments.profiles import PAPER, SMOKE, profile_of
 from expunge.methods import METHODS
+from expunge.storage.codec import decode, encode
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper" / "cells"
 ALL = {name: entries(experiment, PAPER) for name, experiment in EXPERIMENTS.items()}
@@ -22,10 +23,17 @@ def digests(name):
     return {entry.cell.digest for entry in ALL[name]}
 
 
+def test_the_papers_methods_alone_are_fine_tuned_by_the_replayed_schedule():
+    """Whatever the default of `Tuning` is."""
+    replayed = {entry.cell.method["name"] for entry in ALL["table1"] if (entry.cell.tuning or {}).get("schedule") == "replayed"}
+    assert replayed == {*PAPER_METHODS} - {"retrain"}
+    assert all(method_of(entry.cell).tuning.schedule.rate(0) == 0.1 for entry in ALL["table1"] if entry.cell.method["name"] in replayed)
+
+
 def test_a_cell_is_json_and_comes_back():
     for members in ALL.values():
         for entry in members:
-            again = Cell.from_json(json.loads(json.dumps(entry.cell.as_json())))
+            again = decode(Cell, json.loads(json.dumps(encode(entry.cell))))
             assert again == entry.cell and again.digest == entry.cell.digest
 
 

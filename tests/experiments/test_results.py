@@ -14,8 +14,9 @@ from expunge.cli import commands as cli
 from expunge.errors import InputError
 from expunge.experiments import results
 from expunge.experiments.cells import Cell
-from expunge.experiments.runner import main, read_tasks
+from expunge.experiments.worker import main, read_work
 from expunge.report.page import page, read_notes
+from expunge.storage.codec import decode
 from tests.report import made
 
 
@@ -28,7 +29,7 @@ def changed(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
     part[path[-1]] = value
     if path[0] == "cell":
         try:
-            content["digest"] = Cell.from_json(content["cell"]).digest
+            content["digest"] = decode(Cell, content["cell"]).digest
         except Exception:
             pass
     return content
@@ -169,17 +170,24 @@ def test_odd_results_that_can_be_are_shown(tmp_path, name):
     assert "<html" in page(results.load(tmp_path), "here")
 
 
+def work(*tasks: Any, **settings: Any) -> str:
+    return json.dumps({"tasks": list(tasks), "folder": "out", "models": "models", **settings})
+
+
 CELLS = {
     "deep": "[" * 100_000,
     "an object": "{}",
+    "a list": "[]",
     "a number": "3",
-    "of numbers": "[1]",
-    "of nothing": "[{}]",
+    "of numbers": work(1),
+    "of nothing": work({}),
     "not a number": "[NaN]",
-    "a cell of text": '[{"cell": "x"}]',
+    "a cell of text": work({"cell": "x"}),
+    "no jobs": work(jobs=0),
+    "an unknown setting": work(more=1),
 }
 CELLS |= {
-    name: json.dumps([{"cell": changed(*place)["cell"]}])
+    name: work({"cell": changed(*place)["cell"]})
     for name, place in WRONG.items()
     if place[0][0] == "cell" and isinstance(changed(*place)["cell"], dict)
 }
@@ -188,15 +196,20 @@ CELLS |= {
 @pytest.mark.parametrize("name", CELLS)
 def test_lists_that_are_none_of_cells_are_refused(tmp_path, name):
     (tmp_path / "cells.json").write_text(CELLS[name])
-    with pytest.raises(InputError, match="cells: .*cells.json must be a list of cells, as `expunge bench run --cells` writes it"):
-        main([str(tmp_path / "cells.json"), "--out", str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="cells: .*cells.json must be cells as `expunge bench run --cells` writes them"):
+        main([str(tmp_path / "cells.json")])
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "1", "2", "3"], ["a", "-x"]])
+def test_a_worker_takes_one_file(arguments):
+    with pytest.raises(InputError, match="cells: must be one file"):
+        main(arguments)
 
 
 def test_a_list_of_cells_is_read(tmp_path):
     cell = changed(("seconds",), 0)["cell"]
-    (tmp_path / "cells.json").write_text(json.dumps([{"cell": cell, "experiments": ["table1"]}, {"cell": cell}]))
-    assert [task.experiments for task in read_tasks(tmp_path / "cells.json")] == [("table1",), ()]
+    (tmp_path / "cells.json").write_text(work({"cell": cell, "experiments": ["table1"]}, {"cell": cell}))
+    assert [task.experiments for task in read_work(tmp_path / "cells.json").tasks] == [("table1",), ()]
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a": NaN}', '{"a": ["\\ud800"]}', '{"a": [], "a": []}', '{"a": "text"}', "[]"])

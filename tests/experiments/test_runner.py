@@ -18,17 +18,18 @@ from expunge.errors import DivergedError, InputError
 from expunge.experiments import results
 from expunge.experiments.networks import named, original, retrained
 from expunge.experiments.plans import EXPERIMENTS, entries
-from expunge.experiments.runner import main, run
+from expunge.experiments.runner import run
+from expunge.experiments.worker import main, read_work, run_work
 from expunge.methods import METHODS
 from expunge.report.formats import comma_separated, markdown
 from expunge.report.paper_tables import empty, tables
-from tests.experiments.tiny import FEW, TINY, place, tasks, write_cells
+from tests.experiments.tiny import FEW, TINY, place, tasks, write_work
 
 ALONE = """
 import sys
 for name in ("rich", "tyro", "matplotlib", "sklearn", "scipy"):
     sys.modules[name] = None
-from expunge.experiments.runner import main
+from expunge.experiments.worker import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -104,8 +105,8 @@ def test_networks_are_trained_once_and_shared(done):
 def test_killed_at_any_moment_the_table_is_the_same(done, tmp_path):
     """SIGKILL after random times, the whole group of processes; every file that is there is whole, and the next run goes on."""
     here, generator, killed = place(tmp_path), random.Random(0), 0
-    asked = write_cells(tmp_path / "cells.json", tasks("table1"))
-    command = [sys.executable, "-m", "expunge.experiments.runner", str(asked), "--out", str(here.folder), "--models", str(here.models)]
+    asked = write_work(tmp_path / "cells.json", tasks("table1"), here)
+    command = [sys.executable, "-m", "expunge.experiments.worker", str(asked)]
     for _ in range(60):
         runner = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
         progress = len(list(tmp_path.rglob("*.safetensors"))) + len(list(tmp_path.rglob("cells/*.json")))
@@ -128,8 +129,8 @@ def test_killed_at_any_moment_the_table_is_the_same(done, tmp_path):
 
 def test_two_runners_do_nothing_twice(tmp_path):
     here = place(tmp_path)
-    asked = write_cells(tmp_path / "cells.json", tasks("table1"))
-    command = [sys.executable, "-m", "expunge.experiments.runner", str(asked), "--out", str(here.folder), "--models", str(here.models)]
+    asked = write_work(tmp_path / "cells.json", tasks("table1"), here)
+    command = [sys.executable, "-m", "expunge.experiments.worker", str(asked)]
     runners = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     lines = [line for runner in runners for line in runner.communicate()[1].splitlines()]
     assert [runner.returncode for runner in runners] == [0, 0]
@@ -141,19 +142,8 @@ def test_two_runners_do_nothing_twice(tmp_path):
 def test_jobs_are_processes_that_end_with_their_parent(done, tmp_path):
     """They share the work, and when the one that started them is killed they stop after the cell in hand."""
     here = replace(place(tmp_path), models=done[0].models)
-    asked = write_cells(tmp_path / "cells.json", tasks("table1"))
-    command = [
-        sys.executable,
-        "-m",
-        "expunge.experiments.runner",
-        str(asked),
-        "--out",
-        str(here.folder),
-        "--models",
-        str(here.models),
-        "--jobs",
-        "2",
-    ]
+    asked = write_work(tmp_path / "cells.json", tasks("table1"), here, jobs=2)
+    command = [sys.executable, "-m", "expunge.experiments.worker", str(asked)]
     runner = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not list(here.folder.glob("cells/*.json")):
         assert runner.poll() is None
@@ -164,24 +154,33 @@ def test_jobs_are_processes_that_end_with_their_parent(done, tmp_path):
     with runner.stderr:
         runner.stderr.read()  # ends when the last process that holds the pipe ends
     assert len(found_in(here)) <= there + 2
-    assert run(tasks("table1"), here, jobs=2) == 0
+    assert run_work(read_work(asked), say=lambda line: None) == 0
     assert comma_separated(table_of(here, "table1")) == comma_separated(table_of(done[0], "table1"))
 
 
 def test_how_networks_are_trained_is_told_to_the_processes(tmp_path, monkeypatch):
     asked = []
 
-    def start(command, env):
+    def start(command, **others):
         asked.append(command)
         return subprocess.Popen([sys.executable, "-c", ""])
 
-    monkeypatch.setattr("expunge.experiments.runner.subprocess", SimpleNamespace(Popen=start))
-    run([], replace(place(tmp_path), together=3, compiled=True), jobs=2)
-    stores = []
-    monkeypatch.setattr("expunge.experiments.runner.run", lambda tasks, place, *rest, **more: stores.append(place.store) or 0)
+    monkeypatch.setattr("expunge.experiments.worker.subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    work = read_work(write_work(tmp_path / "cells.json", [], place(tmp_path), together=3, compiled=True, jobs=2))
+    run_work(work, say=lambda line: None)
+    places = []
+    monkeypatch.setattr("expunge.experiments.worker.run", lambda tasks, place, *rest, **more: places.append(place) or 0)
     for command in asked:
         main(command[3:])
-    assert [(store.together, store.compiled) for store in stores] == [(3, True)] * 2
+    assert [(here.store.together, here.store.compiled) for here in places] == [(3, True)] * 2
+
+
+def test_a_bar_hears_what_processes_start_and_finish(done, tmp_path):
+    here = replace(place(tmp_path), models=done[0].models)
+    work = read_work(write_work(tmp_path / "cells.json", tasks("table1", ("finetune",)), here, jobs=2))
+    lines, started = [], []
+    assert run_work(work, lines.append, started.append) == 0
+    assert sorted(started) == sorted(task.cell.label for task in work.tasks) == sorted(line.rpartition(":")[0] for line in lines)
 
 
 def test_no_network_at_a_time_is_refused(tmp_path):
@@ -198,8 +197,8 @@ def test_the_training_goes_through_the_compiler_where_asked(tmp_path, monkeypatc
 
 def test_the_runner_needs_torch_numpy_and_safetensors_alone(done, tmp_path):
     here, _ = done
-    asked = write_cells(tmp_path / "cells.json", tasks("fig-relearn", ("mask-classifier",)))
-    command = [sys.executable, "-c", ALONE, str(asked), "--out", str(here.folder), "--models", str(here.models)]
+    asked = write_work(tmp_path / "cells.json", tasks("fig-relearn", ("mask-classifier",)), here)
+    command = [sys.executable, "-c", ALONE, str(asked)]
     finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
     relearned = [each.relearn for each in found_in(here).values() if each.relearn is not None]
@@ -345,13 +344,6 @@ def test_a_damaged_state_of_a_training_is_no_result(tmp_path):
     assert run(asked, here) == 0 and len(found_in(here)) == len(asked)
 
 
-@pytest.mark.parametrize("content", ["{", "[3]", '[{"cell": {}}]', '[{"cell": 3}]'])
-def test_a_broken_list_of_cells_is_named(tmp_path, content):
-    (tmp_path / "cells.json").write_text(content)
-    with pytest.raises(InputError, match="cells: .*cells.json must be a list of cells"):
-        main([str(tmp_path / "cells.json"), "--out", str(tmp_path)])
-
-
 def test_no_process_at_all_is_refused(tmp_path):
-    with pytest.raises(InputError, match="jobs: must be at least 1; found 0"):
-        main([str(write_cells(tmp_path / "cells.json", [])), "--jobs", "0"])
+    with pytest.raises(InputError, match="cells: .*jobs is 0"):
+        main([str(write_work(tmp_path / "cells.json", [], place(tmp_path), jobs=0))])

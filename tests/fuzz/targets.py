@@ -23,11 +23,13 @@ from expunge.editing.patches import Patch
 from expunge.errors import ExpungeError
 from expunge.experiments import results
 from expunge.experiments.cells import Cell
-from expunge.experiments.runner import Task, read_tasks
+from expunge.experiments.runner import Task
+from expunge.experiments.worker import Work, read_work
 from expunge.fisher import FisherSums
 from expunge.outcome import Outcome, Record, load_outcome
 from expunge.report.page import page, read_notes
 from expunge.runtime.modes import Generators
+from expunge.storage.codec import decode, encode
 from expunge.storage.tensors import weights_digest
 from expunge.training import checkpoints
 from expunge.vision.datasets import folder, load
@@ -75,7 +77,7 @@ def good_result() -> dict[str, bytes]:
 def digest_made_right(random: Random, content: bytes) -> bytes:
     tree = mutations.edited(random, json.loads(content))
     try:
-        tree["digest"] = Cell.from_json(tree["cell"]).digest
+        tree["digest"] = decode(Cell, tree["cell"]).digest
     except Exception:
         pass
     return mutations.written(random, tree).encode()
@@ -97,8 +99,8 @@ def read_results(place: Path, random: Random) -> None:
 
 
 def good_cells() -> dict[str, bytes]:
-    cells = [Task(Cell.from_json(made.result(method)["cell"]), ("table1",)).as_json() for method in made.METHODS[:2]]
-    return {"cells.json": json.dumps(cells).encode()}
+    tasks = [Task(decode(Cell, made.result(method)["cell"]), ("table1",)) for method in made.METHODS[:2]]
+    return {"cells.json": json.dumps(encode(Work(tuple(tasks), "out", "models"))).encode()}
 
 
 def good_log() -> dict[str, bytes]:
@@ -274,7 +276,7 @@ WNIDS, WORDS, ANNOTATIONS = (f"tiny-imagenet-200/{name}" for name in ("wnids.txt
 TARGETS: dict[str, Target] = {
     "result": Target(good_result, {"result.json": [*BYTES, *[digest_made_right] * 21]}, read_results, digest_in, weight=4),
     "cells": Target(
-        good_cells, {"cells.json": [*BYTES, *[mutations.json_edited] * 7]}, lambda place, _: void(read_tasks(place / "cells.json"))
+        good_cells, {"cells.json": [*BYTES, *[mutations.json_edited] * 7]}, lambda place, _: void(read_work(place / "cells.json"))
     ),
     "log": Target(good_log, {"log.json": [*BYTES, *[mutations.json_edited] * 7]}, lambda place, _: void(_read_log(place / "log.json"))),
     "notes": Target(good_notes, {"notes.json": [*BYTES, mutations.json_edited]}, lambda place, _: void(read_notes(place))),

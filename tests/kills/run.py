@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -160,7 +161,8 @@ def values(folder: Path) -> dict[str, Any]:
         elif path.suffix == ".json":
             found[name] = timeless(json.loads(path.read_bytes()), str(folder))
         elif path.suffix == ".html":
-            found[name] = path.read_text().replace(str(folder), "OUT")
+            page = path.read_text().replace(str(folder), "OUT")
+            found[name] = re.sub(r"[\d.]+", "0", page) if path.with_name("result.json").exists() else page  # with seconds of its own
         else:
             found[name] = path.read_bytes()
     return found

@@ -1,5 +1,7 @@
 """One quick setting of every reading of every method, a small model and small data. A new one joins the suite by one entry here."""
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -28,6 +30,8 @@ from expunge.methods import (
     SalUn,
     TfIdfMask,
 )
+from expunge.methods.lookup import default_tuning, method_class
+from expunge.methods.readings import readings
 from expunge.training.schedules import Constant, Steps, replay
 from expunge.training.tuning import Tuning
 
@@ -70,6 +74,20 @@ UNLISTED = {  # not in METHODS yet, which would give them a row in every table
     "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
     "reset-by-fisher-and-distil": lambda tuning=QUICK: ResetAndDistil(ByFisher(0.6), tuning=tuning),
 }
+
+OWN: dict[str, Callable] = {}  # in place of all these, where `pytest --method` names a class
+
+
+def own(path: str) -> dict[str, Callable]:
+    """The readings of a method by its import path."""
+
+    def case(build: Callable) -> Callable:
+        quick = QUICK if default_tuning(build) is not None else None
+        tuned = "tuning" in inspect.signature(build).parameters
+        return lambda tuning=quick: build(tuning=tuning) if tuned else build()
+
+    return {path if reading == "text" else f"{path}-{reading}": case(build) for reading, build in readings(method_class(path)).items()}
+
 
 NEEDS_NO_REMAIN = ("gradient-ascent",)  # trains on the forget data alone
 WITHOUT_TUNING = (

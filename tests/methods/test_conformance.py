@@ -20,10 +20,15 @@ from expunge.unlearning import unlearn
 from tests.methods import cases, properties
 from tests.methods.cases import READINGS
 
-CASES = cases.CASES | READINGS | cases.UNLISTED
+# Some of these small networks do not survive a rate of 0.1.
+pytestmark = pytest.mark.filterwarnings("ignore::expunge.errors.LostAccuracyWarning")
+
+CASES = cases.OWN or cases.CASES | READINGS | cases.UNLISTED
+BOTH = {"remain", "forget"}
 every_method = pytest.mark.parametrize("name", CASES)
 
 
+@pytest.mark.skipif(bool(cases.OWN), reason="of a method of one's own")
 def test_every_method_is_here():
     assert cases.CASES.keys() == METHODS.keys()
     assert all(type(case()) is METHODS[name] for name, case in cases.CASES.items())
@@ -115,8 +120,9 @@ def test_one_shot_iterators_give_what_lists_give(name):
 @every_method
 def test_history_has_a_record_before_and_after_every_epoch(name):
     outcome = unlearn(cases.model(), cases.forget(), cases.remain(), CASES[name](cases.QUICK))
-    assert [record.epoch for record in outcome.history] == [0, 1, 2]
-    assert all(set(record.accuracies) == {"remain", "forget"} for record in outcome.history)
+    trained = getattr(outcome.method, "tuning", None) is not None
+    assert [record.epoch for record in outcome.history] == ([None, 0, 1, 2] if trained else [None, 0])
+    assert [set(record.accuracies) for record in outcome.history] == ([BOTH, BOTH, {"forget"}, BOTH] if trained else [BOTH, BOTH])
     assert [record.seconds for record in outcome.history] == sorted(record.seconds for record in outcome.history)
     assert outcome.history[-1].seconds <= outcome.seconds
 
@@ -131,7 +137,7 @@ def test_ratio_zero_is_the_identity(name):
     assert len(outcome.patch) == 0
 
 
-@pytest.mark.parametrize("name", cases.WITHOUT_TUNING)
+@pytest.mark.parametrize("name", [name for name in cases.WITHOUT_TUNING if name in CASES])
 def test_the_patch_undoes_the_masking(name):
     model = cases.model()
     outcome = unlearn(model, cases.forget(), method=CASES[name](None))
@@ -156,13 +162,13 @@ def test_the_patch_takes_the_new_model_back_to_the_original(name, tmp_path):
     assert weights_digest(outcome.model) == before
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in cases.NEEDS_NO_REMAIN])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in cases.NEEDS_NO_REMAIN and name not in cases.OWN])
 def test_training_without_remain_data_is_refused(name):
     with pytest.raises(InputError, match="^remain: .* needs the data to keep"):
         unlearn(cases.model(), cases.forget(), None, CASES[name](cases.QUICK))
 
 
-@pytest.mark.parametrize("name", cases.NEEDS_NO_REMAIN)
+@pytest.mark.parametrize("name", [name for name in cases.NEEDS_NO_REMAIN if name in CASES])
 def test_remain_data_change_nothing_where_none_are_needed(name):
     first, second = (unlearn(cases.model(), cases.forget(), remain, CASES[name]()).model for remain in (None, cases.remain()))
     properties.assert_same_weights(first.state_dict(), second.state_dict())
@@ -251,4 +257,4 @@ def test_a_model_that_cannot_be_copied_is_refused():
     model = cases.model()
     model.lock = threading.Lock()
     with pytest.raises(ModelError, match="copy.deepcopy can copy; found: cannot pickle"):
-        unlearn(model, cases.forget(), cases.remain(), CASES["finetune"]())
+        unlearn(model, cases.forget(), cases.remain(), cases.CASES["finetune"]())

@@ -7,8 +7,9 @@ import numpy
 import pytest
 
 from expunge import Retrain, unlearn
-from expunge.experiments import demo
+from expunge.experiments.choosing import chosen
 from expunge.runtime.modes import one_thread
+from expunge.vision import digits_network
 from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 
@@ -24,10 +25,10 @@ def found() -> list[dict[str, float]]:
 def measured(seed: int) -> dict[str, float]:
     data = digits(seed)
     scenario = category(data.train, 0, data.test, data.validation)
-    model = demo.trained(data.train, EPOCHS, seed)
-    method = demo.chosen(model, scenario, demo.recipe(TUNING_EPOCHS, seed))
-    masked, *_, tuned = unlearn(model, *scenario, method, watch=scenario.tests).history
-    retraining = Retrain(demo.recipe(EPOCHS, seed), fresh=demo.network)
+    model = digits_network.trained(data.train, EPOCHS, seed)
+    method = chosen(model, scenario, digits_network.recipe(TUNING_EPOCHS, seed))
+    masked, *_, tuned = unlearn(model, *scenario, method, watch=scenario.tests).epochs
+    retraining = Retrain(digits_network.recipe(EPOCHS, seed), fresh=digits_network.network)
     retrained = unlearn(model, *scenario, retraining, watch=scenario.tests).history[-1]
     return {
         "masked forget": masked.accuracies["forget"],

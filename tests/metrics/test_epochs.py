@@ -88,5 +88,22 @@ def test_a_history_of_unlearn_is_one():
     data = cases.dataset()
     scenario = category(data, 0, data, data)
     outcome = unlearn(cases.model(), *scenario, FisherMask(0.1, tuning=cases.LONGER), watch=scenario.watch)
-    assert best_epoch(outcome.history).score == max(record.unlearn_score for record in outcome.history)
+    assert best_epoch(outcome.history).score == max(record.unlearn_score for record in outcome.epochs)
     assert stability(outcome.history).remain >= 0
+
+
+def test_the_model_before_is_no_epoch():
+    records = [SimpleNamespace(epoch=None, accuracies={"remain": 1.0, "forget": 0.0}), *history([0.5, 0.7, 0.6], [0.1, 0.1, 0.1])]
+    assert best_epoch(records, on="test") == best_epoch(records[1:], on="test")
+    assert stability(records) == stability(records[1:])
+    with pytest.raises(InputError, match="history: must not be empty"):
+        best_epoch(records[:1], on="test")
+
+
+def test_epochs_without_remain_accuracy_are_named():
+    """As `unlearn` makes them where `watch` does not name what to measure."""
+    records = history([0.5, 0.7, 0.6], [0.1, 0.1, 0.1])
+    records[1] = SimpleNamespace(epoch=1, accuracies={"forget": 0.1})
+    for measure in (lambda: best_epoch(records, on="test"), lambda: stability(records)):
+        with pytest.raises(InputError, match=r"history: needs .* of every epoch: name both in `watch` of `unlearn`; found \['forget'\]"):
+            measure()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from expunge.experiments.cells import Cell
+from expunge.storage.codec import decode
 
 METHODS = ("retrain", "finetune", "fisher-mask", "random-mask", "mine<b>&co")
 
@@ -39,7 +40,7 @@ def result(
     cell |= {name.removeprefix("cell_"): value for name, value in changes.items() if name.startswith("cell_")}
     told = {
         "cell": cell,
-        "digest": Cell.from_json(cell).digest,
+        "digest": decode(Cell, cell).digest,
         "experiments": list(experiments),
         "seconds": 12.5,
         "work_seconds": 3.25,
@@ -75,6 +76,7 @@ def many() -> list[dict[str, Any]]:
     """Something for every part of the page."""
     made = [result(method, seed) for method in METHODS for seed in (0, 1)]
     made += [result(method, seed, cell_network="vgg16") for method in METHODS for seed in (0, 1)]
+    made += [result("influence", seed, history=[], masked=None) for seed in (0, 1)]
     poison = {"kind": "poisoned", "n": 200}
     made += [
         result(

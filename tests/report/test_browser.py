@@ -1,9 +1,11 @@
 """The page in a real browser: from disk, without a network, with and without scripts, in both themes, on a phone, on paper."""
 
 import re
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 TABLE = 'document.querySelector("#table1 table")'
 
 
@@ -24,12 +26,12 @@ def test_it_opens_from_disk_without_errors_or_requests(browser, address):
 def test_a_click_on_a_heading_sorts_and_the_references_stay(browser, address):
     browser.open(address)
     given = column(browser, 0)
-    first = f"{TABLE}.querySelectorAll('th[data-sort]')[5]"
+    first = f"{TABLE}.querySelectorAll('th[data-sort]')[4]"
     browser.ask(f"{first}.querySelector('button').click()")
-    up = [float(text.split()[0]) for text in column(browser, 5)]
+    up = [float(text.split()[0]) for text in column(browser, 4)]
     assert up == sorted(up) and len(set(up)) > 1 and browser.ask(f"{first}.getAttribute('aria-sort')") == "ascending"
     browser.ask(f"{first}.querySelector('button').click()")
-    assert [float(text.split()[0]) for text in column(browser, 5)] == up[::-1]
+    assert [float(text.split()[0]) for text in column(browser, 4)] == up[::-1]
     assert browser.ask(f"{first}.getAttribute('aria-sort')") == "descending"
     assert browser.ask(f"{TABLE}.querySelector('tbody').rows[0].cells[0].textContent") == "before"
     browser.ask(f"{TABLE}.querySelector('th[data-sort] button').click()")
@@ -106,11 +108,28 @@ def test_without_scripts_all_is_there_and_the_theme_still_changes(browser, addre
     assert browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(21, 24, 28)"
 
 
+@pytest.mark.parametrize("which", ["made up", "of the repository"])
+def test_no_table_scrolls_in_a_window_of_1280(browser, address, which):
+    browser.open(address if which == "made up" else (ROOT / "docs" / "results.html").as_uri())
+    browser.ask("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert browser.ask("document.documentElement.scrollWidth") <= 1280
+    wide = "[...document.querySelectorAll('.box')].filter(box => box.scrollWidth > box.clientWidth)"
+    assert browser.ask(f"{wide}.map(box => box.getAttribute('aria-label'))") == []
+
+
+def test_the_summary_comes_before_the_prose(browser, address):
+    browser.open(address)
+    assert browser.ask("document.querySelector('main > section').id") == "summary"
+    assert browser.ask("document.querySelector('#summary table').getBoundingClientRect().top") < 500
+
+
 @pytest.mark.parametrize("width", [320, 375, 768])
 def test_a_narrow_window_scrolls_tables_and_not_the_page(browser, address, width):
     browser.open(address, width=width, height=700)
     browser.ask("document.querySelectorAll('details').forEach(each => each.open = true)")
     assert browser.ask("document.documentElement.scrollWidth") <= width
+    beside = "document.querySelector('.theme').getBoundingClientRect().left > 40"
+    assert browser.ask(beside) is (width > 640), "on a phone the choice of colours leaves the heading its line"
     boxes = "[...document.querySelectorAll('.box')]"
     assert browser.ask(f"{boxes}.some(box => box.scrollWidth > box.clientWidth)")
     assert browser.ask(f"{boxes}.every(box => box.tabIndex === 0 && box.getAttribute('aria-label'))")

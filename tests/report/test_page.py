@@ -13,6 +13,7 @@ from expunge.experiments.results import Result, load
 from expunge.report import page
 from expunge.report.page import read_notes
 from expunge.report.rows import average, rows, settings
+from expunge.storage.codec import decode
 from tests.report import made
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +44,7 @@ class Outline(HTMLParser):
 
 
 def html(results):
-    return page([Result.from_json(each) for each in results])
+    return page([decode(Result, each) for each in results])
 
 
 def words(text):
@@ -121,6 +122,57 @@ def test_the_papers_number_and_the_gap_stand_beside_ours():
     # ours at the chosen epoch is 84.4, the paper's 86.1
     assert "84.4 paper 86.1 ± 0.4 gap −1.7 ▾ not reached" in told
     assert "0.0 paper 0.0 ± 0.0 gap +0.0" in told
+
+
+def test_without_a_gap_where_numbers_are_not_comparable():
+    told = words(html([made.result("fisher-mask"), made.result("retrain")]))
+    assert "85.5 paper 85.5 ± 0.4 0.0 paper 0.0 ± 0.0 85.5 paper 85.5 ± 0.4 5.0 paper 133.7 ± 16.1 " in told
+    assert "No gap where numbers are not comparable: the paper prints no epoch above 4 of 5" in told
+    assert "the retrained network is ours at its last epoch, in the paper at the epoch best on test data" in told
+    stability = told[told.index("Fluctuation during") :]
+    assert "average over 16 models" in stability and "gap" not in stability.replace("No gap where", "")
+
+
+def rows_of(text, caption):
+    """The headings of the rows of the first table of that caption."""
+    start = text.index(f"{caption}<")
+    return re.findall(r'<th scope="row">(?:<span class="named">.*?</svg>)?\s*([^<]+)<', text[start : text.index("</table>", start)])
+
+
+def test_the_retrained_network_has_one_row():
+    results = [made.result(method, seed) for method in ("retrain", "finetune", "fisher-mask") for seed in (0, 1)]
+    text = html(results)
+    for caption in ("Accuracies, %", "Distance to the retrained network", "Accuracy by class, %", "Where the forget samples go, %"):
+        assert rows_of(text, caption) == ["before", "Retrain", "Finetune", "FisherMask"], caption
+    limited = {"kind": "category", "label": 0, "remain_count": 0}
+    text = html([made.result("retrain", experiments=("table5",)), made.result(experiments=("table5",), cell_scenario=limited)])
+    assert text.count("<h3>") == 1 and rows_of(text, "Accuracies, %") == ["before", "Retrain", "FisherMask"]
+
+
+def test_networks_of_another_recipe_have_rows_of_their_own():
+    results = [
+        made.result("fisher-mask", seed, ("settings",), cell_recipe={"epochs": 160, "weight_decay": decay})
+        for seed, decay in ((0, 1e-4), (1, 1e-4), (0, 5e-4))
+    ]
+    (setting,) = settings(results)
+    assert [(row.label, len(row.results)) for row in setting.references] == [
+        ("before, weight decay 0.0001", 2),
+        ("Retrain, weight decay 0.0001", 2),
+        ("before, weight decay 0.0005", 1),
+        ("Retrain, weight decay 0.0005", 1),
+    ]
+
+
+def test_a_method_has_one_mark_in_all_tables_figures_and_legends(whole):
+    """Whatever else is in a section; settings of one method are told apart by letters."""
+    marks = {}
+    for drawn, label in re.findall(r"(<svg viewBox=\"-8[^>]*>.*?</svg>) ([^<]+)<", whole):
+        family = re.search(r"^(Retrain|Finetune|RandomMask|FisherMask(?: \(released\))?)", unescape(label))
+        if family:
+            marks.setdefault(family[1], set()).add(drawn)
+    assert {*marks} == {"Retrain", "Finetune", "RandomMask", "FisherMask", "FisherMask (released)"}
+    assert all(len(drawn) == 1 for drawn in marks.values()) and len({*map(min, marks.values())}) == len(marks)
+    assert "</svg> FisherMask: a ratio 0.15; b ratio 0.2<" in whole
 
 
 @pytest.mark.parametrize(("on", "said"), [("test", True), ("validation", False)])
@@ -201,7 +253,7 @@ def test_the_command_writes_the_page(tmp_path, capsys):
 
 def test_notes_stand_in_their_section(tmp_path):
     (tmp_path / "notes.json").write_text('{"table1": ["It is <b>close</b>."], "table9": ["nobody asked"]}')
-    text = page([Result.from_json(each) for each in made.many()], notes=read_notes(tmp_path))
+    text = page([decode(Result, each) for each in made.many()], notes=read_notes(tmp_path))
     part = text[text.index('id="table1"') : text.index('id="table2"')]
     assert "<p>It is &lt;b&gt;close&lt;/b&gt;.</p>" in part and "nobody asked" not in text
 

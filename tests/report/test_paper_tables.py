@@ -7,34 +7,12 @@ from dataclasses import replace
 import pytest
 
 from expunge.experiments.paper import AVERAGE, Number
-from expunge.experiments.plans import EXPERIMENTS, entries
-from expunge.experiments.profiles import PAPER, SMOKE
-from expunge.experiments.results import Accuracies, Best, Epoch, Relearn, Result, Stability
+from expunge.experiments.plans import EXPERIMENTS
+from expunge.experiments.profiles import SMOKE
+from expunge.experiments.results import Relearn
 from expunge.report.formats import FORMATS, comma_separated, latex, markdown, plain, show
 from expunge.report.paper_tables import empty, tables
-
-BEFORE = Accuracies(0.85, 0.88, 0.85 / 1.88)
-
-
-def result(cell, remain=0.9, forget=0.1, error=None, epochs=5, relearn=None):
-    history = tuple(Epoch(epoch, remain - 0.01 * (epochs - epoch), forget, 0.8, 1.0) for epoch in range(epochs + 1))
-    best = None if error else Best("test", epochs, remain, forget, remain / (1 + forget))
-    masked = None if cell.method["name"] in ("finetune", "retrain") else Accuracies(0.8, 0.2, 0.7)
-    return Result(
-        cell, cell.digest, (), 1.0, 1.0, {}, {"device": "cpu"}, {}, BEFORE, BEFORE, masked, () if error else history, best, history[-1],
-        Stability(0.01, 0.02, 0.03), relearn, None, None, {}, {}, None, {}, {}, None, error,
-    )  # fmt: skip
-
-
-def made(name, profile=PAPER, methods=("finetune", "fisher-mask"), **settings):
-    """Results of an experiment; FisherMask's remain accuracy rises with the seed."""
-    members = entries(EXPERIMENTS[name], profile, listed=methods)
-    seeds = list(profile.seeds)
-    found = {}
-    for entry in members:
-        better = 0.01 * (seeds.index(entry.cell.seed) + 1) if entry.cell.method["name"] == "fisher-mask" else 0.0
-        found[entry.cell.digest] = result(entry.cell, 0.8 + better, 0.0 if better else 0.5, **settings)
-    return members, found
+from tests.report.cases import made, result
 
 
 def row_of(table, label):

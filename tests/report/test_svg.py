@@ -1,10 +1,13 @@
 """Pictures: round ticks, points where they belong, styles that differ, nothing unescaped."""
 
+from itertools import product
 from xml.etree import ElementTree
 
 import pytest
 
 from expunge.report import svg
+
+MARK = svg.Mark(0, "circle")
 
 
 @pytest.mark.parametrize(
@@ -28,22 +31,22 @@ def test_corners_of_the_plane_are_corners_of_the_picture():
     assert plane.holds(10, 100) and not plane.holds(10.1, 100)
 
 
-def test_styles_differ_in_colour_or_form():
-    assert len({svg.symbol(style) for style in range(svg.COLOURS * len(svg.FORMS))}) == svg.COLOURS * len(svg.FORMS)
-    assert svg.symbol(0) != svg.symbol(0, hollow=True)
+def test_marks_differ_in_colour_form_or_filling():
+    marks = [svg.Mark(*parts) for parts in product(range(svg.COLOURS), svg.FORMS, ("full", "open", "dotted"))]
+    assert len({svg.symbol(mark) for mark in marks}) == len(marks)
 
 
 def test_everything_is_escaped():
     plane = svg.Plane((0, 1), (0, 1), ("<x>", "&"))
-    plane.mark(0.5, 0.5, 0, tip='<script>"')
-    plane.column(0.5, 0.5, 0.1, 0, "<b>")
+    plane.mark(0.5, 0.5, MARK, tip='<script>"', letter="<u>")
+    plane.column(0.5, 0.5, 0.1, MARK, "<b>")
     plane.cross(0.5, 0.5, "<i>")
     drawn = plane.picture('a"b', "<title>", "a & b")
     root = ElementTree.fromstring(drawn)
     assert root.attrib["aria-labelledby"] == 'a"b-title' and root[0].text == "<title>" and root[1].text == "a & b"
-    assert "<script" not in drawn and "<i>" not in drawn
+    assert not any(name in drawn for name in ("<script", "<i>", "<u>"))
 
 
 def test_bars_stay_in_their_box():
-    widths = [ElementTree.fromstring(svg.bar(share))[0].attrib["width"] for share in (-1, 0.25, 7)]
+    widths = [ElementTree.fromstring(svg.bar(share, MARK))[0].attrib["width"] for share in (-1, 0.25, 7)]
     assert widths == ["0", "25", "100"]

@@ -27,9 +27,9 @@ def write(names, content, folder):
     (folder / "result.json").write_text(json.dumps(signature("demo", names)))
 
 
-def save(out, *names, content=b"new", command="demo", stopped=False):
+def save(out, *names, content=b"new", command="demo"):
     with reserved("out", out, command) as place:
-        return place.save(partial(write, names, content), stopped)
+        return place.save(partial(write, names, content))
 
 
 def tree(folder):
@@ -54,15 +54,6 @@ def test_an_earlier_result_is_replaced_whole(out):
     assert tree(out.parent) == {"out/two": b"new", "out/three": b"new", "out/result.json": None}
 
 
-def test_a_stopped_result_lies_in_the_folder_until_the_next_whole_one(out):
-    save(out, "one", content=b"old")
-    for content in (b"half", b"more"):
-        assert save(out, "one", content=content, stopped=True) == out / "stopped"
-        assert (out / "one").read_bytes() == b"old" and (out / "stopped" / "one").read_bytes() == content
-    save(out, "one")
-    assert tree(out.parent) == {"out/one": b"new", "out/result.json": None}
-
-
 @pytest.mark.parametrize(
     "name, content",
     [
@@ -72,7 +63,6 @@ def test_a_stopped_result_lies_in_the_folder_until_the_next_whole_one(out):
         ("result.json", json.dumps({"rows": []})),
         ("result.json", json.dumps(signature("compare", []))),
         ("folder/file", "mine"),
-        ("stopped/file", "mine"),
     ],
 )
 def test_what_is_not_of_the_command_is_refused_before_the_work(out, name, content):
@@ -88,7 +78,7 @@ def test_what_is_not_of_the_command_is_refused_before_the_work(out, name, conten
 def test_a_manifest_gives_no_right_to_folders_or_to_what_is_elsewhere(out):
     for name in ("folder", "../outside"):
         (out / name).mkdir(parents=True)
-    (out / "result.json").write_text(json.dumps(signature("demo", ["folder", "../outside", "stopped"])))
+    (out / "result.json").write_text(json.dumps(signature("demo", ["folder", "../outside"])))
     with pytest.raises(InputError, match="found .*folder"), reserved("out", out, "demo"):
         pytest.fail("must not begin")
     (out / "folder").rmdir()

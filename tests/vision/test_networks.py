@@ -160,7 +160,7 @@ def test_a_model_of_hugging_face_needs_no_wrapper() -> None:
     forget, remain = ([row for row in rows if (row["labels"] == 0) is chosen] for chosen in (True, False))
     tuning = expunge.Tuning(expunge.Constant(0.01, epochs=1), batch_size=4)
     outcome = expunge.unlearn(model, forget, remain, expunge.FisherMask(ratio=0.1, tuning=tuning))
-    assert len(outcome.history) == 2 and outcome.edit is not None
+    assert len(outcome.epochs) == 2 and outcome.edit is not None
     assert not torch.equal(outcome.model.embeddings.weight, model.embeddings.weight)
 
 

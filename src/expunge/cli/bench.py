@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from expunge.cli.running import jobs_for, run_shown
 from expunge.errors import InputError
-from expunge.runtime.exits import on_one_line, uninterrupted
+from expunge.runtime.exits import uninterrupted
 from expunge.storage.files import check_file, check_folder
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def bench_command(
         out: Folder; results are in its PROFILE/cells, networks in its models.
         data: Folder of the datasets; without it EXPUNGE_DATA, else ./data.
         device: cuda or cpu; without it what there is.
-        jobs: Processes that share the work; without it one on a GPU, one a core on a CPU.
+        jobs: Processes that share the work; without it one on a GPU, one per core on a CPU.
         compile: Train networks through torch.compile: faster on a GPU, where many are to be trained.
         dry_run: Print what would run, and for how long.
-        cells: Write the cells to this file, for `python -m expunge.experiments.runner`.
+        cells: Write the cells to this file, for `python -m expunge.experiments.worker`.
         format: Of tables.
     """
     return Bench(do, names, profile, seeds, models, methods, only, out, data, device, jobs, compile, dry_run, cells, format)
@@ -101,8 +101,6 @@ def run_bench(options: Bench) -> int:
         asked = {experiment: entries(experiment, profile, options.only, options.methods) for experiment in experiments}
     if options.only and not any(asked.values()):
         raise InputError("only", "must be words of the line of a cell that is asked for", " ".join(options.only))
-    if options.jobs is not None and options.jobs < 1:
-        raise InputError("jobs", "must be at least 1", options.jobs)
     does: dict[str, Callable[[Bench, Profile, dict[Experiment, list[Entry]]], int]] = {
         "list": _list,
         "run": _run,
@@ -150,7 +148,8 @@ def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]
 
 def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
     with uninterrupted():
-        from expunge.experiments.runner import run
+        from expunge.experiments.worker import Work
+        from expunge.storage.codec import encode
         from expunge.storage.files import write_json
 
     if options.cells is not None:
@@ -158,18 +157,25 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
     if not options.dry_run:
         check_folder("out", options.out)
     tasks, place = _tasks(asked), _place(options)
+    work = Work(
+        tasks=tuple(tasks),
+        folder=str(place.folder),
+        models=str(place.models),
+        data=options.data,
+        device=options.device,
+        compiled=options.compile,
+        jobs=jobs_for(place.device.type, options.jobs),
+    )
     if options.cells is not None:
-        write_json(options.cells, [task.as_json() for task in tasks])
-    jobs = options.jobs or (1 if place.device.type == "cuda" else min(8, os.cpu_count() or 1))
+        write_json(options.cells, encode(work))
     if options.dry_run:
-        _foretell(tasks, place, jobs)
+        _foretell(tasks, place, work.jobs)
         return 0
-    run(tasks, place, jobs, lambda line: print(on_one_line(line), file=sys.stderr, flush=True))
-    done = sum(place.done(task.cell) for task in tasks)
-    print(f"{done} of {len(tasks)} cells done; {place.folder}/")
-    if done < len(tasks):
-        print(f"expunge: {len(tasks) - done} of {len(tasks)} cells have no result: see above why", file=sys.stderr, flush=True)
-    return 0 if done == len(tasks) else 1
+    missing = run_shown(work)
+    print(f"{len(tasks) - missing} of {len(tasks)} cells done; {place.folder}/")
+    if missing:
+        print(f"expunge: {missing} of {len(tasks)} cells have no result: see above why", file=sys.stderr, flush=True)
+    return 1 if missing else 0
 
 
 def _foretell(tasks: Sequence[Task], place: Place, jobs: int) -> None:

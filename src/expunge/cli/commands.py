@@ -47,9 +47,9 @@ def _parsed(given: list[str]) -> Demo | Compare | Train | Bench | Report | Data:
 def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
     match command:
         case Demo():
-            run_demo(command)
+            return run_demo(command)
         case Compare():
-            run_compare(command)
+            return run_compare(command)
         case Train():
             run_train(command)
         case Bench(do="report"):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from expunge.cli.digits_runs import check_epochs, shown_and_saved
+from expunge.cli.running import jobs_for, run_shown
 from expunge.runtime.exits import uninterrupted
 from expunge.storage.files import check_folder
+
+if TYPE_CHECKING:
+    from expunge.experiments.comparison import Comparison
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Every method, or some, on one network that must forget some of the handwritten digits: accuracies, measures, seconds."""
+    """Every method, or some, on one network that must forget some of the handwritten digits: accuracies, evidence, seconds. What is done
+    is kept: the same command goes on where it was stopped, and more methods are added to those there."""
 
     scenario: Literal["category", "poisoned", "mislabelled", "subset"] = "category"
     """What must be forgotten."""
@@ -34,57 +38,64 @@ class Compare:
     """Names such as fisher-mask or ssd-released; all: every method; released: every reading of a released program; of your own:
     package.module:Class or path/to/file.py:Class."""
     seed: int = 0
-    """Decides the split, the weights, the order of the images and what is drawn."""
+    """Decides the weights, the order of the images and what is drawn."""
     epochs: int = 40
     """Of training, and of retraining."""
     tuning_epochs: int = 5
     """Of every method's training."""
     out: str = "runs/compare"
-    """Folder for result.json and tradeoff.png."""
+    """Folder for the results and the page."""
     models: bool = False
-    """Save the networks there too."""
+    """Save every method's network there too."""
+    jobs: int | None = None
+    """Processes that share the work; without it one per core."""
     quiet: bool = False
     """No progress, the table alone."""
 
 
-def run_compare(options: Compare) -> None:
+def run_compare(options: Compare) -> int:
     with uninterrupted():
-        from expunge.experiments import comparison, demo
-        from expunge.report import comparison as comparison_report
-        from expunge.runtime.modes import check_seeds, one_thread
-        from expunge.runtime.progress import track
-        from expunge.storage.folders import reserved
-        from expunge.vision.datasets.digits import digits
+        from expunge.experiments import comparison as plans
+        from expunge.runtime.modes import check_seeds
 
-    told = asdict(options)
+    given = asdict(options)
     check_folder("out", options.out)
     check_seeds("seed", options.seed)
-    check_epochs(options)
-    names = comparison.names(options.methods)
-    parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain", "seed")
-    scenario = comparison.scenario_of(digits(options.seed), options.scenario, **{part: told[part] for part in parts})
-    shown = not options.quiet
-    found: list[comparison.Row | comparison.Refused] = []
-    finished = False
+    parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain")
+    scenario = plans.scenario_settings(options.scenario, **{part: given[part] for part in parts})
+    methods = plans.names(options.methods)
+    plan = plans.comparison("compare", scenario, methods, options.epochs, options.tuning_epochs, options.seed, plans.RELEARN)
+    return show(plan, given, options.out, options.models, jobs_for("cpu", options.jobs), options.quiet)
 
-    def table() -> str:
-        return comparison_report.table(found, terminal=sys.stdout.isatty())
 
-    def notes() -> str:
-        return comparison_report.notes(scenario, found)
+def show(plan: Comparison, settings: dict[str, Any], out: str, models: bool, jobs: int, quiet: bool) -> int:
+    """Run a plan, print its tables, and save its page; what there is also where it was stopped. The exit code."""
+    with uninterrupted():
+        from expunge.experiments.runner import Task
+        from expunge.experiments.worker import Work
+        from expunge.report import comparison as comparison_report
 
-    def save(folder: Path) -> None:
-        comparison_report.save(folder, told, scenario, found, finished, options.models)
-
-    with reserved("out", options.out, "compare") as place:
-        try:
-            with one_thread():
-                model = demo.trained(scenario.train, options.epochs, options.seed, progress=shown)
-                rows = comparison.rows(model, scenario, names, options.epochs, options.tuning_epochs, options.seed)
-                for row in track(rows, scenario.name, 2 + len({*names} - {comparison.REFERENCE}), enabled=shown):
-                    found.append(row)
-            finished = True
-        finally:  # a comparison that was stopped tells what it has found so far
-            if found:
-                saved = shown_and_saved([table, notes], lambda: place.save(save, stopped=not finished))
-                print(f"Result and picture: {saved}/" + ("" if finished else " (stopped: what was done so far)"))
+    name = plan.experiment.name
+    work = Work(
+        tasks=tuple(Task(entry.cell, (name,)) for entry in plan.entries),
+        folder=out,
+        models=str(Path(out) / "models"),
+        device="cpu",
+        keep=models,
+        jobs=min(jobs, len(plan.entries)),
+    )
+    comparison_report.check_folder_of(plan, out, models)
+    place = work.place
+    try:
+        missing = run_shown(work, quiet)
+    finally:  # also what was done before Ctrl-C
+        if results := comparison_report.stored(plan, place):
+            finished = len(results) == len(work.tasks)
+            try:
+                comparison_report.show(plan, results)
+                sys.stdout.flush()
+            finally:  # saved also where nobody reads it
+                comparison_report.save(place, plan, results, settings, models, finished)
+            saved = "Results, networks and a page" if models else "Results and a page"
+            print(f"{saved}: {out}/" + ("" if finished else f" (stopped: {len(results)} of {len(work.tasks)} done)"))
+    return 1 if missing else 0

@@ -6,11 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from expunge.experiments.paper import ORIGINAL
+from expunge.storage.codec import Amount, Count, Share, decode, encode
 from expunge.training.tuning import Precision
 from expunge.vision.recipes import recipe_for
 
+REFERENCE = "retrain"  # the method whose network is the retrained one
+UNCHANGED = (REFERENCE, ORIGINAL)  # "methods" that leave a network of the store as it is
+CHOSEN = "chosen"  # a reading of fisher-mask: λ and R from validation data
+SHARES = ("ratio", "fraction", "remain_fraction")  # settings of methods and scenarios
 LIMITS = ("remain_fraction", "remain_count")  # of a scenario: how much remain data is at hand, nothing to the trainings
 
 
@@ -19,12 +25,12 @@ class Cell:
     """dataset × network × scenario × method × seed × settings, all of it plain JSON.
 
     `scenario` is {"kind": "category", "label": 0}, with "remain_fraction" or "remain_count" where not all remain data are at hand;
-    `method` {"name": a key of METHODS or the import path of a class, "reading": "text", "released" or another of `readings`, and
-    settings}, with "revision" where the method's rule was corrected, so that a result of the rule before is none of this cell; `tuning`
-    the fine-tuning: {"schedule": "replayed", "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5}, {"schedule": "own"} for
-    the method's own, or None. `recipe` is how the networks are trained. `validation` is the share of the training data kept apart to
-    choose the epoch on; 0: it is chosen on the test set. `precision` is that of all training, fine-tuning too. `relearn`, {"rate": 0.1,
-    "limit": 100} and perhaps "margin", asks for the re-learn time too.
+    `method` {"name": a key of METHODS, the import path of a class, or "original" for w* itself, "reading": "text", "released" or another
+    of `readings`, and settings}, with "revision" where the method's rule was corrected, so that a result of the rule before is none of
+    this cell; `tuning` the fine-tuning: {"schedule": "replayed", "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5},
+    {"schedule": "own"} for the method's own, or None. `recipe` is how the networks are trained. `validation` is the share of the training
+    data kept apart to choose the epoch on; 0: it is chosen on the test set. `precision` is that of all training, fine-tuning too.
+    `relearn`, {"rate": 0.1, "limit": 100} and perhaps "margin", asks for the re-learn time too.
     """
 
     dataset: str
@@ -34,9 +40,18 @@ class Cell:
     seed: int
     recipe: Mapping[str, Any]
     tuning: Mapping[str, Any] | None
-    validation: float = 0.0
+    validation: Share = 0.0
     precision: Precision = "float32"
     relearn: Mapping[str, Any] | None = None
+    derived: ClassVar = ("epochs", "tuning_epochs")
+
+    @property
+    def epochs(self) -> int:
+        return self.recipe["epochs"]
+
+    @property
+    def tuning_epochs(self) -> int | None:
+        return 0 if self.tuning is None else self.tuning.get("epochs")
 
     @property
     def model(self) -> str:
@@ -65,16 +80,18 @@ class Cell:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Cells of one kind take about the same time."""
-        epochs = None if self.tuning is None else self.tuning.get("epochs")
+        epochs = None if self.tuning is None else self.tuning_epochs
         return (self.model, self.scenario["kind"], self.method["name"], self.method["reading"], epochs, self.relearn is not None)
 
-    def as_json(self) -> dict[str, Any]:
-        tuned = 0 if self.tuning is None else self.tuning.get("epochs")
-        return {**asdict(self), "epochs": self.recipe["epochs"], "tuning_epochs": tuned}
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Cell:
-        return cls(**{name: value for name, value in content.items() if name not in ("epochs", "tuning_epochs")})
+def check_cell(cell: Cell) -> None:
+    """Of a cell that was read from a file: a ValueError, KeyError, TypeError or AttributeError where it is none."""
+    encode(cell), cell.label, hash(cell.kind)  # which need more of the cell's parts than that they are mappings
+    decode(Count, cell.epochs, "epochs")
+    for name, value in [*cell.scenario.items(), *cell.method.items()]:
+        if name in SHARES:
+            decode(Share | None, value, name)
+    decode(Amount, (cell.relearn or {}).get("margin", 0.0), "margin")
 
 
 def digest_of(content: Any) -> str:

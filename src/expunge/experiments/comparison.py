@@ -1,108 +1,68 @@
-"""Every method on the same network, that knows the digits and must forget some: accuracies, and the measures beside the retrained one's."""
+"""`expunge demo` and `expunge compare` as plans: one network of the digits, one scenario, some methods, one seed."""
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any
 
-from torch import Tensor, nn
-from torch.optim import Adam
+import torch
 
-from expunge import metrics
-from expunge.data.batches import Data
-from expunge.editing.patches import Patch
-from expunge.errors import ExpungeError, InputError
-from expunge.experiments import own_methods as own
-from expunge.experiments.demo import Accuracies, chosen, network, recipe
-from expunge.methods import METHODS, Method, Retrain, Run
-from expunge.methods.lookup import FORMS, is_path, told_apart
+from expunge.errors import InputError
+from expunge.experiments.cells import CHOSEN, REFERENCE
+from expunge.experiments.construction import parts, scenario_of
+from expunge.experiments.paper import ORIGINAL
+from expunge.experiments.plans import Entry, Experiment, cells
+from expunge.experiments.profiles import SMOKE, Profile, Settings
+from expunge.methods import METHODS
+from expunge.methods.lookup import FORMS, canonical, is_path, method_class
 from expunge.methods.readings import readings
-from expunge.metrics import Predictions, Relearned, Relearning, Stability
-from expunge.training.schedules import Constant
-from expunge.training.tuning import Tuning
-from expunge.unlearning import Outcome, unlearn
-from expunge.vision.datasets.digits import Digits
-from expunge.vision.scenarios import Scenario, category, limited, mislabelled, poisoned, subset
+from expunge.vision.scenarios import Scenario
 from expunge.vision.scenarios.rows import length
 
-REFERENCE = "retrain"
-CHOSEN = "fisher-mask-chosen"
-RELEARNING = Relearning(Tuning(Constant(0.01, 30), batch_size=32))
+DEMO = ("finetune", "mask-classifier", "random-mask", "fisher-mask", f"fisher-mask-{CHOSEN}")
+RELEARN: Settings = {"rate": 0.01, "limit": 30}
+BELONGS = {"label": "category", "n": "poisoned", "trigger": "poisoned", "fraction": "mislabelled or subset"}
 
 
-@dataclass(frozen=True)
-class Measures:
-    """Of one network, on the test data by name; agreement and divergence (KL) are with the retrained network."""
+def names(asked: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """(name, reading) of methods asked for as `ssd`, `ssd-released` or `package.module:Class-released`, all that a group stands for.
 
-    accuracies: Accuracies
-    attack: float | None
-    agreement: Mapping[str, float]
-    divergence: Mapping[str, float]
-    relearned: Relearned
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method: after its edit alone (None where it only trains), and at `epoch`, of so many `epochs` (0: none were trained).
-
-    The epoch is the best on validation data; the retrained network's is the last. `seconds` are those up to it.
+    "all" is every one of METHODS and FisherMask with λ and R chosen, "released" every reading of released programs.
     """
-
-    name: str
-    setting: str
-    masked: Accuracies | None
-    epoch: int
-    epochs: int
-    measures: Measures
-    stability: Stability | None
-    seconds: float
-    model: nn.Module
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A method that cannot work here, and why."""
-
-    name: str
-    reason: str
-
-
-def names(asked: Sequence[str]) -> tuple[str, ...]:
-    """Methods by name or path; "all" is every one of METHODS and the chosen FisherMask, "released" every reading of released programs.
-
-    A path is followed by -released or another for a reading, as a name is: `package.module:Class-released`.
-    """
-    every = {name: None for key in METHODS for name in ((key, CHOSEN) if key == "fisher-mask" else (key,))}
-    released = {name: None for name in _builders() if name not in METHODS}
+    known = {_joined(key, reading): (key, reading) for key, kind in METHODS.items() for reading in readings(kind)}
+    known[f"fisher-mask-{CHOSEN}"] = ("fisher-mask", CHOSEN)
+    every = [name for name, (_, reading) in known.items() if reading in ("text", CHOSEN)]
+    released = [name for name in known if name not in every]
     groups = {"all": every, "released": released}
     rule = f"must be all, released, or some of {', '.join([*every, *released])}; of your own {FORMS}"
     if not asked:
         raise InputError("methods", rule, "none")
-    found: dict[str, None] = {}
+    methods: dict[tuple[str, str], None] = {}
     for name in asked:
-        if is_path(name):
-            own.builder(name)  # refused before the work
-        elif name not in groups and name not in every and name not in released:
+        if name not in groups and name not in known and not is_path(name):
             raise InputError("methods", rule, name)
-        found |= groups.get(name, {own.canonical(name): None})
-    return tuple(found)
+        members = groups.get(name, [name])
+        methods |= {known[member] if member in known else _own(member): None for member in members}
+    return tuple(methods)
 
 
-def _builders() -> dict[str, tuple[str, Callable[..., Method]]]:
-    """The key of METHODS and the constructor behind each name: the key itself for the text's reading, with -released or another else."""
-    return {
-        key if reading == "text" else f"{key}-{reading}": (key, build)
-        for key, kind in METHODS.items()
-        for reading, build in readings(kind).items()
-    }
+def _joined(name: str, reading: str) -> str:
+    return name if reading == "text" else f"{name}-{reading}"
 
 
-def scenario_of(
-    data: Digits,
+def _own(name: str) -> tuple[str, str]:
+    """A class by its path, and its reading: what follows a dash behind the class's name."""
+    module, _, kind = name.rpartition(":")
+    kind, _, reading = kind.partition("-")
+    path = canonical(f"{module}:{kind}")
+    builders = readings(method_class(path))
+    if (reading or "text") not in builders:
+        raise InputError("methods", f"the readings of {path} are {', '.join(builders)}", name)
+    return path, reading or "text"
+
+
+def scenario_settings(
     kind: str,
     label: Sequence[int] | None = None,
     n: int | None = None,
@@ -110,162 +70,75 @@ def scenario_of(
     fraction: float | None = None,
     remain_fraction: float | None = None,
     remain: bool = True,
-    seed: int = 0,
-) -> Scenario:
-    """A scenario of the digits; what belongs to another kind is refused, what is None has a default."""
-    belongs = {"label": "category", "n": "poisoned", "trigger": "poisoned", "fraction": "mislabelled or subset"}
+) -> dict[str, Any]:
+    """A cell's scenario; what belongs to another kind is refused, what is None has a default."""
     for argument, value in (("label", label), ("n", n), ("trigger", trigger), ("fraction", fraction)):
-        if value is not None and kind not in belongs[argument]:
-            raise InputError(argument, f"is for the scenario {belongs[argument]}", kind)
+        if value is not None and kind not in BELONGS[argument]:
+            raise InputError(argument, f"is for the scenario {BELONGS[argument]}", kind)
     if remain_fraction is not None and not remain:
         raise InputError("remain_fraction", "is for remain data, of which there are none", remain_fraction)
-    parts: dict[str, Any] = {"test": data.test, "validation": data.validation}
+    limit: dict[str, Any] = {} if remain_fraction is None else {"remain_fraction": remain_fraction}
+    limit |= {} if remain else {"remain_count": 0}
     if kind == "category":
-        found = category(data.train, [0] if label is None else label, **parts)
-    elif kind == "poisoned":
-        white = float(data.train.tensors[0].max())
-        found = poisoned(data.train, 60 if n is None else n, 2 if trigger is None else trigger, value=white, seed=seed, **parts)
-    elif kind == "mislabelled":
-        found = mislabelled(data.train, 0.1 if fraction is None else fraction, seed=seed, **parts)
-    elif kind == "subset":
-        found = subset(data.train, fraction=0.05 if fraction is None else fraction, seed=seed, **parts)
-    else:
-        raise InputError("scenario", "must be category, poisoned, mislabelled or subset", kind)
-    if not remain:
-        return limited(found, count=0)
-    if remain_fraction is None:
-        return found
+        labels = [0] if label is None else list(label)
+        return {"kind": kind, "label": labels[0] if len(labels) == 1 else labels, **limit}
+    if kind == "poisoned":
+        sizes = {"n": n, "trigger": trigger}
+        return {"kind": kind, **SMOKE.poison, **{name: value for name, value in sizes.items() if value is not None}, **limit}
+    return {"kind": kind, "fraction": fraction if fraction is not None else 0.1 if kind == "mislabelled" else 0.05, **limit}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods on one network: `entries` are their cells, that of the network before first and the retrained one's last."""
+
+    experiment: Experiment
+    entries: tuple[Entry, ...]
+    scenario: Scenario
+
+
+def comparison(
+    name: str,
+    scenario: Settings,
+    methods: Sequence[tuple[str, str]],
+    epochs: int,
+    tuning_epochs: int,
+    seed: int = 0,
+    relearn: Settings | None = None,
+) -> Comparison:
+    """The plan of `expunge compare`, or of another command by its `name`; the scenario is drawn here, so mistakes in it are told first."""
+    for argument, value in (("epochs", epochs), ("tuning_epochs", tuning_epochs)):
+        if value < 1:
+            raise InputError(argument, "must be at least 1", value)
+    profile = replace(SMOKE, name=name, seeds=(seed,), training={"epochs": epochs}, tuning_epochs=tuning_epochs)
+    drawn = _scenario(scenario, profile, seed)
+    profile = replace(profile, settings={**profile.settings, "ssd": {"threshold": round(_ssd_threshold(drawn), 2)}})
+    listed = [(ORIGINAL, "text"), *(method for method in methods if method[0] != REFERENCE), (REFERENCE, "text")]
+
+    def entries(profile: Profile) -> Sequence[Entry]:
+        model = profile.models[0]
+        made = [(method, cell) for method, reading in listed for cell in cells(profile, model, scenario, method, reading)]
+        return [Entry(replace(cell, relearn=relearn), model, "", method) for method, cell in made]
+
+    views = ("summary", "evidence") if relearn is not None else ("summary",)
+    experiment = Experiment(name, drawn.name, views, lambda profile: iter(entries(profile)))
+    return Comparison(experiment, tuple(entries(profile)), drawn)
+
+
+def _scenario(settings: Settings, profile: Profile, seed: int) -> Scenario:
+    images = parts(profile.models[0].partition("/")[0], profile.validation, None, torch.device("cpu"))
+    whole = {name: value for name, value in settings.items() if name != "remain_fraction"}
+    complete = scenario_of(whole, images, seed)
+    if "remain_fraction" not in settings:
+        return complete
     try:
-        return limited(found, fraction=remain_fraction, seed=seed)
+        return scenario_of(settings, images, seed)
     except InputError as error:
-        rule = f"must be a share of the {length(data.train)} training samples, of which {length(found.retrain)} remain"
-        raise InputError("remain_fraction", rule, remain_fraction) from error
+        rule = f"must be a share of the {length(images.train)} training samples, of which {length(complete.retrain)} remain"
+        raise InputError("remain_fraction", rule, settings["remain_fraction"]) from error
 
 
-def settings(name: str, scenario: Scenario, tuning_epochs: int, seed: int = 0) -> dict[str, Any]:
-    """What suits the digits in place of a method's defaults, which belong to larger data; a method not named here keeps them.
-
-    Rates and strengths are the best of a small grid on validation data: benchmarks/settings_on_digits.py.
-    Whatever edits weights at once is fine-tuned alike afterwards, by the training's schedule replayed, unless there is no remain data.
-    """
-    replayed = recipe(tuning_epochs, seed)
-    after = None if scenario.remain is None else replayed
-
-    def steady(rate: float, **other: Any) -> Tuning:
-        return replace(replayed, schedule=Constant(rate, tuning_epochs), weight_decay=5e-4, **other)
-
-    suited: dict[str, dict[str, Any]] = {
-        "fisher-mask": {"tuning": after},
-        "random-mask": {"seed": seed, "tuning": after},
-        "activation-mask": {"tuning": after},
-        "tf-idf-mask": {"tuning": after},
-        "fisher-noise": {"seed": seed, "tuning": after},
-        "newton-noise": {"seed": seed, "tuning": after},
-        "influence": {"gradient": "sum", "strength": 30, "tuning": after},
-        "ssd": {"threshold": ssd_threshold(scenario), "tuning": after},
-        "gradient-ascent": {"tuning": steady(3e-3)},
-        "neg-grad-plus": {"remain_weight": 0.9, "tuning": steady(0.03, momentum=0.0)},
-        "random-labels": {"tuning": steady(1e-3, optimizer=Adam)},
-        "salun": {"tuning": steady(0.013)},
-        "bad-teacher": {"tuning": steady(3e-4, optimizer=Adam)},
-        "scrub": {"forget_batch_size": replayed.batch_size, "tuning": steady(5e-3)},
-        "finetune": {"tuning": replayed},
-    }
-    return suited.get(name, {})
-
-
-def ssd_threshold(scenario: Scenario, against_remain: float = 10.0) -> float:
+def _ssd_threshold(scenario: Scenario, against_remain: float = 10.0) -> float:
     """SSD's α for a threshold on the ratio to the remain data, so always below its ceiling n/n_f: see docs/dampening.md."""
     remain = 0 if scenario.remain is None else len(scenario.remain)
-    samples = len(scenario.forget) + remain
-    return against_remain * samples / (remain + against_remain * len(scenario.forget))
-
-
-def method(name: str, model: nn.Module, scenario: Scenario, epochs: int, tuning_epochs: int, seed: int = 0) -> Method:
-    """A method by the name the command line knows it by, with the settings for the digits."""
-    if name == REFERENCE:
-        return Retrain(recipe(epochs, seed), fresh=network)
-    if name == CHOSEN:
-        if scenario.remain is None:
-            raise InputError("remain", "the choice of λ needs the data to keep", "None")
-        return chosen(model, scenario, recipe(tuning_epochs, seed))
-    if is_path(name):
-        return own.method(name, scenario, recipe(tuning_epochs, seed))
-    key, build = _builders()[name]
-    given = settings(key, scenario, tuning_epochs, seed)
-    return build(**{field: value for field, value in given.items() if field in signature(build).parameters})
-
-
-def rows(
-    model: nn.Module, scenario: Scenario, methods: Sequence[str], epochs: int, tuning_epochs: int, seed: int = 0
-) -> Iterator[Row | Refused]:
-    """The network before, the retrained one, then every method by its name. Retraining comes first: the rest is held against it."""
-    told = {"epochs": epochs, "tuning_epochs": tuning_epochs, "seed": seed}
-    retraining = method(REFERENCE, model, scenario, **told)
-    retrained = unlearn(model, scenario.forget, scenario.retrain, retraining, watch=scenario.watch, progress=False)
-    reference = predictions(retrained.model, scenario)
-    yield Row("before", "", None, 0, 0, measures(model, model, scenario, reference), None, 0.0, model)
-    found = measures(retrained.model, model, scenario, reference)
-    yield _row(REFERENCE, retrained, len(retrained.history) - 1, found)
-    labels = told_apart(["before", REFERENCE, *methods], own.short)
-    for name in methods:
-        if name == REFERENCE:
-            continue
-        try:
-            started = time.perf_counter()
-            kept = Kept(method(name, model, scenario, **told))
-            preparing = time.perf_counter() - started
-            outcome = unlearn(model, scenario.forget, scenario.remain, kept, watch=scenario.watch, progress=False)
-            epoch = metrics.best_epoch(outcome.history).epoch
-            outcome.model.load_state_dict(kept.weights[epoch])
-            found = measures(outcome.model, model, scenario, reference)
-            yield _row(labels[name], replace(outcome, method=kept.method), epoch, found, preparing)
-        except ExpungeError as error:
-            yield Refused(labels[name], str(error))
-
-
-def measures(model: nn.Module, original: nn.Module, scenario: Scenario, reference: Mapping[str, Predictions]) -> Measures:
-    """All that is told of a network; `reference` is what the retrained one says."""
-    said = predictions(model, scenario)
-    return Measures(
-        Accuracies(metrics.accuracy_of(said["remain"]), metrics.accuracy_of(said["forget"])),
-        metrics.attack_success(said["attack"]) if "attack" in said else None,
-        {name: metrics.agreement(each, reference[name]) for name, each in said.items()},
-        {name: metrics.divergence(each, reference[name]) for name, each in said.items()},
-        metrics.relearn_time(model, original, scenario.forget, scenario.train, RELEARNING, progress=False),
-    )
-
-
-def predictions(model: nn.Module, scenario: Scenario) -> dict[str, Predictions]:
-    return {name: metrics.logits(model, data) for name, data in scenario.tests.items()}
-
-
-class Kept:
-    """A method, and the weights after each of its epochs: `unlearn` gives the last ones."""
-
-    def __init__(self, method: Method) -> None:
-        self.method = method
-        self.weights: list[dict[str, Tensor]] = []
-
-    def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None:
-        def after_epoch(epoch: int) -> None:
-            self.weights.append({name: value.clone() for name, value in model.state_dict().items()})
-            run.after_epoch(epoch)
-
-        return self.method(model, forget, remain, replace(run, after_epoch=after_epoch))
-
-
-def _row(name: str, outcome: Outcome, epoch: int, found: Measures, preparing: float = 0.0) -> Row:
-    history = outcome.history
-    first = history[0].accuracies
-    return Row(
-        name,
-        re.sub(r" at 0x\w+", "", repr(outcome.method)),  # where a function was, which differs from run to run
-        None if outcome.edit is None else Accuracies(first["remain"], first["forget"]),
-        epoch,
-        len(history) - 1,
-        found,
-        metrics.stability(history) if len(history) > 2 else None,
-        history[epoch].seconds + preparing,
-        outcome.model,
-    )
+    return against_remain * (len(scenario.forget) + remain) / (remain + against_remain * len(scenario.forget))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -17,10 +19,11 @@ from expunge import __version__, metrics
 from expunge.data.batches import Data, measuring_size
 from expunge.editing.patches import Patch
 from expunge.errors import DivergedError, ExpungeError, InputError
-from expunge.experiments.cells import Cell
-from expunge.experiments.construction import Parts, method_of, parts, relearning_of, scenario_of
+from expunge.experiments.cells import CHOSEN, REFERENCE, UNCHANGED, Cell
+from expunge.experiments.choosing import chosen
+from expunge.experiments.construction import Parts, method_of, parts, relearning_of, scenario_of, tuning_of
 from expunge.experiments.networks import Store, original, retrained
-from expunge.experiments.results import DIVERGED, NO_DATA
+from expunge.experiments.results import DIVERGED, NO_DATA, Accuracies, Best, Epoch, Relearn, Result, Stability
 from expunge.methods import METHODS, Method, Run
 from expunge.methods.lookup import is_path
 from expunge.metrics import Predictions
@@ -28,19 +31,19 @@ from expunge.storage.tensors import weights_digest
 from expunge.unlearning import Record, unlearn
 from expunge.vision.networks import head
 from expunge.vision.scenarios import Scenario
+from expunge.vision.zoo import save_network
 
-REFERENCE = "retrain"
 CLASSIFIER = "mask-classifier"
 
 
-def perform(cell: Cell, store: Store) -> dict[str, Any]:
-    """The result of a cell whose networks are in the store; a method that refuses or diverges is a result too.
+def perform(cell: Cell, store: Store) -> tuple[Result, nn.Module | None]:
+    """The result of a cell whose networks are in the store, and its network; a method that refuses or diverges is a result too.
 
     Anything else that is refused, such as a damaged file of a network or a method that this process does not know, says nothing of the
     cell, and is raised.
     """
-    started = time.perf_counter()
-    result: dict[str, Any] = {"cell": cell.as_json(), "digest": cell.digest, "error": None, "history": []}
+    started, after = time.perf_counter(), None
+    measures: dict[str, Any] = {}
     try:
         images = parts(cell.dataset, cell.validation, store.data, store.device)
         scenario = scenario_of(cell.scenario, images, cell.seed)
@@ -48,25 +51,37 @@ def perform(cell: Cell, store: Store) -> dict[str, Any]:
     except ExpungeError as error:
         if not is_result(error):
             raise
-        result["error"] = reason(error)
+        measures["error"] = reason(error)
     else:
-        method = None if cell.method["name"] == REFERENCE else _known(cell)
+        _check_known(cell)
         try:
-            result |= _measured(cell, method, images, scenario, before, reference)
+            after, measures = _measured(cell, images, scenario, before, reference)
         except ExpungeError as error:
             if _of_the_machine(error):
                 raise
-            result["error"] = f"{DIVERGED}: {error}" if isinstance(error, DivergedError) else str(error)
-    return result | {"seconds": time.perf_counter() - started, **surroundings(store.device)}
+            measures["error"] = f"{DIVERGED}: {error}" if isinstance(error, DivergedError) else str(error)
+        else:
+            if cell.method["name"] == REFERENCE:
+                measures["work_seconds"] = store.seconds(retrained(cell))
+    return Result(cell, cell.digest, time.perf_counter() - started, **surroundings(store.device), **measures), after
 
 
-def _known(cell: Cell) -> Method:
-    """The cell's method; one that another process put into METHODS is not known here."""
+def save(network: nn.Module, cell: Cell, store: Store, path: Path) -> None:
+    """The network of a cell, for `load_network`."""
+    images = parts(cell.dataset, cell.validation, store.data, store.device)
+    save_network(path, network, cell.network, images.classes, images.channels)
+
+
+def _check_known(cell: Cell) -> None:
+    """A method that another process put into METHODS is not known here, and settings it does not have are of another version."""
     name = cell.method["name"]
+    if name in UNCHANGED:
+        return
     if name not in METHODS and not is_path(name):
         rule = "must be in METHODS of the process that runs the cell; with several jobs those are new processes, which know expunge's own"
         raise InputError("method", f"{rule} alone: name it by its import path, package.module:Class, or run it with one job", name)
-    return method_of(cell)
+    if cell.method["reading"] != CHOSEN:
+        method_of(cell)
 
 
 def is_result(error: Exception) -> bool:
@@ -99,41 +114,49 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     return {"versions": versions, "hardware": {"device": device.type, "name": name, "threads": torch.get_num_threads()}}
 
 
-def _measured(
-    cell: Cell, method: Method | None, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module
-) -> dict[str, Any]:
-    """Everything that is told of a cell; without a method it is that of the reference, the retrained network."""
-    said = {"before": _said(before, scenario), "retrained": _said(reference, scenario)}
-    found: dict[str, Any] = {name: _accuracies(each) for name, each in said.items()}
-    if method is None:
-        after, history, edit, seconds = reference, _only_record(cell, reference, scenario), None, None
+def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of the cell at its best epoch, and everything that is told of it."""
+    if cell.method["name"] in UNCHANGED:
+        after, epoch = (reference, cell.epochs) if cell.method["name"] == REFERENCE else (before, 0)
+        history, edit, seconds, setting = _only_record(epoch, after, scenario), None, None, None
+        best = metrics.best_epoch(history, "validation" if cell.validation else "test")
     else:
+        started = time.perf_counter()
+        method = chosen(before, scenario, tuning_of(cell)) if cell.method["reading"] == CHOSEN else method_of(cell)
+        choosing = time.perf_counter() - started
         kept = Kept(method)
         outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128, progress=False)
-        after, history, edit, seconds = outcome.model, outcome.history, outcome.edit, outcome.seconds
-    on = metrics.best_epoch(history, "validation" if cell.validation else "test")
-    if method is not None:
-        after.load_state_dict(kept.weights[on.epoch])
-    said["after"] = _said(after, scenario)
-    epochs = [_epoch(record) for record in history]
-    best = next(each for each in epochs if each["epoch"] == on.epoch)
-    by = {name: (metrics.agreement(each, other), _finite(metrics.divergence(each, other))) for name, each, other in _pairs(said)}
-    return found | {
+        history = [replace(record, seconds=record.seconds + choosing) for record in outcome.epochs]
+        after, edit, seconds = outcome.model, outcome.edit, outcome.seconds + choosing
+        setting = re.sub(r" at 0x\w+", "", repr(method))  # where a function was, which differs from run to run
+        best = metrics.best_epoch(history, "validation" if cell.validation else "test")
+        after.load_state_dict(kept.weights[best.epoch])
+    outputs = {name: _outputs(model, scenario) for name, model in (("before", before), ("retrained", reference), ("after", after))}
+    epochs = tuple(_epoch(record) for record in history)
+    at_best = next(epoch for epoch in epochs if epoch.epoch == best.epoch)
+    nearness = {
+        part: (metrics.agreement(ours, theirs), _finite(metrics.divergence(ours, theirs)))
+        for part, ours, theirs in _pairs(outputs["after"], outputs["retrained"])
+    }
+    return after, {
+        "before": _accuracies(outputs["before"]),
+        "retrained": _accuracies(outputs["retrained"]),
+        "setting": setting,
         "work_seconds": seconds,
         "weights": {"before": weights_digest(before), "after": weights_digest(after), "retrained": weights_digest(reference)},
-        "masked": None if edit is None else _masked(epochs[0]),
+        "masked": None if edit is None else Accuracies(epochs[0].remain, epochs[0].forget, epochs[0].unlearn_score, epochs[0].attack),
         "history": epochs,
-        "best": {"on": on.chosen_on, **{name: best[name] for name in ("epoch", "remain", "forget", "unlearn_score")}},
+        "best": Best(best.chosen_on, at_best.epoch, at_best.remain, at_best.forget, at_best.unlearn_score),
         "last": epochs[-1],
-        "stability": asdict(metrics.stability(history)) if len(history) > 2 else None,
+        "stability": Stability(**asdict(metrics.stability(history))) if len(history) > 2 else None,
         "relearn": None if cell.relearn is None else _relearned(cell, after, before, scenario),
-        "agreement": by["all"][0],
-        "divergence": by["all"][1],
-        "agreement_by": {name: value[0] for name, value in by.items() if name != "all"},
-        "divergence_by": {name: value[1] for name, value in by.items() if name != "all"},
-        "attack": metrics.attack_success(said["after"]["attack"]) if "attack" in said["after"] else None,
-        "class_accuracies": {name: _by_class(each, cell, images.classes) for name, each in said.items()},
-        "predicted": {name: list(metrics.predicted_shares(each["forget"]).values()) for name, each in said.items()},
+        "agreement": nearness["all"][0],
+        "divergence": nearness["all"][1],
+        "agreement_by": {name: value[0] for name, value in nearness.items() if name != "all"},
+        "divergence_by": {name: value[1] for name, value in nearness.items() if name != "all"},
+        "attack": metrics.attack_success(outputs["after"]["attack"]) if "attack" in outputs["after"] else None,
+        "class_accuracies": {name: _by_class(predictions, cell, images.classes) for name, predictions in outputs.items()},
+        "predicted": {name: list(metrics.predicted_shares(predictions["forget"]).values()) for name, predictions in outputs.items()},
         "masked_share": None if edit is None else _shares(edit, before),
     }
 
@@ -150,38 +173,37 @@ class Kept:
             self.weights[epoch] = {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}
             run.after_epoch(epoch)
 
-        return self.method(model, forget, remain, replace(run, after_epoch=after_epoch))
+        keeping = replace(run, after_epoch=after_epoch)
+        edit = self.method(model, forget, remain, keeping)
+        keeping.begin()  # where the method made no record
+        return edit
 
 
-def _said(model: nn.Module, scenario: Scenario) -> dict[str, Predictions]:
+def _outputs(model: nn.Module, scenario: Scenario) -> dict[str, Predictions]:
     return {name: metrics.logits(model, data, batch_size=measuring_size(model)) for name, data in scenario.tests.items()}
 
 
-def _accuracies(said: Mapping[str, Predictions]) -> dict[str, Any]:
-    remain, forget = metrics.accuracy_of(said["remain"]), metrics.accuracy_of(said["forget"])
-    attack = {"attack": metrics.attack_success(said["attack"])} if "attack" in said else {}
-    return {"remain": remain, "forget": forget, "unlearn_score": metrics.unlearn_score(remain, forget), **attack}
+def _accuracies(outputs: Mapping[str, Predictions]) -> Accuracies:
+    remain, forget = metrics.accuracy_of(outputs["remain"]), metrics.accuracy_of(outputs["forget"])
+    attack = metrics.attack_success(outputs["attack"]) if "attack" in outputs else None
+    return Accuracies(remain, forget, metrics.unlearn_score(remain, forget), attack)
 
 
-def _epoch(record: Record) -> dict[str, Any]:
-    found = {name.replace(" ", "_"): value for name, value in record.accuracies.items() if name != "validation attack"}
-    return {"epoch": record.epoch, **found, "unlearn_score": record.unlearn_score, "seconds": record.seconds}
+def _epoch(record: Record) -> Epoch:
+    accuracies = {name.replace(" ", "_"): value for name, value in record.accuracies.items() if name != "validation attack"}
+    score = metrics.unlearn_score(accuracies["remain"], accuracies["forget"])
+    return Epoch(epoch=record.epoch or 0, unlearn_score=score, seconds=record.seconds, **accuracies)
 
 
-def _masked(first: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: first[name] for name in ("remain", "forget", "unlearn_score", "attack") if name in first}
+def _only_record(epoch: int, model: nn.Module, scenario: Scenario) -> list[Record]:
+    """The history of a network that no method trained: what it is, not chosen among several."""
+    accuracies = {name: metrics.accuracy(model, data, batch_size=measuring_size(model)) for name, data in scenario.watch.items()}
+    return [Record(epoch, accuracies, metrics.unlearn_score(accuracies["remain"], accuracies["forget"]), 0.0)]
 
 
-def _only_record(cell: Cell, model: nn.Module, scenario: Scenario) -> list[Record]:
-    """The retrained network's history is its last epoch: it was not chosen among several."""
-    found = {name: metrics.accuracy(model, data, batch_size=measuring_size(model)) for name, data in scenario.watch.items()}
-    return [Record(cell.recipe["epochs"], found, metrics.unlearn_score(found["remain"], found["forget"]), 0.0)]
-
-
-def _pairs(said: Mapping[str, Mapping[str, Predictions]]) -> list[tuple[str, Predictions, Predictions]]:
-    """What the network says beside what the retrained one says: on remain and on forget data, and on all of them."""
-    found = [(name, said["after"][name], said["retrained"][name]) for name in ("remain", "forget")]
-    return [*found, ("all", _joined(said["after"]), _joined(said["retrained"]))]
+def _pairs(ours: Mapping[str, Predictions], theirs: Mapping[str, Predictions]) -> list[tuple[str, Predictions, Predictions]]:
+    """What two networks put out for remain data, for forget data, and for all of them."""
+    return [*((name, ours[name], theirs[name]) for name in ("remain", "forget")), ("all", _joined(ours), _joined(theirs))]
 
 
 def _finite(value: float) -> float | None:
@@ -189,15 +211,15 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _joined(said: Mapping[str, Predictions]) -> Predictions:
-    both = (said["remain"], said["forget"])
-    return Predictions(torch.cat([each.logits for each in both]), torch.cat([each.targets for each in both]))
+def _joined(outputs: Mapping[str, Predictions]) -> Predictions:
+    both = (outputs["remain"], outputs["forget"])
+    return Predictions(torch.cat([part.logits for part in both]), torch.cat([part.targets for part in both]))
 
 
-def _by_class(said: Mapping[str, Predictions], cell: Cell, classes: int) -> list[float | None]:
+def _by_class(outputs: Mapping[str, Predictions], cell: Cell, classes: int) -> list[float | None]:
     """On the test set: its classes are apart in remain and forget where a category is forgotten, all of it is "remain" elsewhere."""
-    found = metrics.class_accuracies(_joined(said) if cell.scenario["kind"] == "category" else said["remain"])
-    return [found.get(label) for label in range(classes)]
+    accuracies = metrics.class_accuracies(_joined(outputs) if cell.scenario["kind"] == "category" else outputs["remain"])
+    return [accuracies.get(label) for label in range(classes)]
 
 
 def _shares(patch: Patch, model: nn.Module) -> dict[str, float]:
@@ -206,8 +228,8 @@ def _shares(patch: Patch, model: nn.Module) -> dict[str, float]:
     return {name: edited[name] / size for name, size in sizes.items()}
 
 
-def _relearned(cell: Cell, model: nn.Module, before: nn.Module, scenario: Scenario) -> dict[str, Any]:
+def _relearned(cell: Cell, model: nn.Module, before: nn.Module, scenario: Scenario) -> Relearn:
     """The paper fixes the network of MaskClassifier and re-learns its classifier alone."""
     only = head(model) if cell.method["name"] == CLASSIFIER else None
-    found = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only, progress=False)
-    return asdict(found)
+    relearned = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only, progress=False)
+    return Relearn(**asdict(relearned))

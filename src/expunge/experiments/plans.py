@@ -8,16 +8,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from expunge.errors import InputError
-from expunge.experiments.cells import Cell
+from expunge.experiments.cells import CHOSEN, REFERENCE, Cell
 from expunge.experiments.paper import ORIGINAL
 from expunge.experiments.profiles import Profile, Settings
 from expunge.methods import METHODS
 from expunge.methods.lookup import FORMS, canonical, default_tuning, is_path, method_class
 from expunge.methods.readings import readings
+from expunge.training.schedules import Steps, replay
 from expunge.training.tuning import Tuning
 from expunge.vision.recipes import recipe_for
 
-REFERENCE, CONTROL = "retrain", "mask-classifier"
+CONTROL = "mask-classifier"
 PAPER_METHODS = (REFERENCE, "finetune", "random-mask", "tf-idf-mask", "fisher-noise", "activation-mask", "fisher-mask")
 OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere here gets its row in every table
     CONTROL,
@@ -37,6 +38,7 @@ REVISIONS = {  # of rules that were corrected, by method and reading: a cell wit
     ("fisher-noise", "released"): 2,  # squared batch gradients; those of single samples are Golatkar's reading
     ("ssd", "released"): 2,  # data read class by class
 }
+REPLAYED = (Tuning(), Tuning(replay(Steps(), epochs=5)))  # a method of one's own with one of these is fine-tuned as the paper's are
 CATEGORY = {"kind": "category", "label": 0}  # the paper removes the first
 RATIOS = (0.15, 0.20, 0.25)
 SHARES = (0.1, 0.3, 0.5)
@@ -78,7 +80,9 @@ class Experiment:
 
 def _accepts(name: str, reading: str, setting: str) -> Any:
     """The parameter of that setting, or None."""
-    return inspect.signature(readings(method_class(name))[reading]).parameters.get(setting)
+    if name == ORIGINAL or (reading == CHOSEN and setting != "tuning"):
+        return None
+    return inspect.signature(readings(method_class(name))["text" if reading == CHOSEN else reading]).parameters.get(setting)
 
 
 def _readings(name: str) -> tuple[str, ...]:
@@ -96,12 +100,12 @@ def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
     if name == REFERENCE:
         return None
     if reading == "text" and "tuning" in profile.settings.get(name, {}):
-        return profile.settings[name]["tuning"]
+        return {**profile.settings[name]["tuning"], "epochs": profile.tuning_epochs}
     parameter = _accepts(name, reading, "tuning")
     if parameter is None or (name not in PAPER_METHODS and parameter.default is None):
         return None
-    own = default_tuning(readings(method_class(name))[reading])
-    if name in PAPER_METHODS or own == Tuning():
+    own = None if name in PAPER_METHODS else default_tuning(readings(method_class(name))[reading])
+    if name in PAPER_METHODS or own in REPLAYED:
         return {"schedule": "replayed", "epochs": profile.tuning_epochs}
     return None if own is None else {"schedule": "own", "epochs": own.schedule.epochs}
 
@@ -121,7 +125,7 @@ def _ssd_threshold(dataset: str, scenario: Settings) -> float:
     return round(10 / (1 - share + 10 * share), 2)
 
 
-def _cells(
+def cells(
     profile: Profile, model: str, scenario: Settings, name: str, reading: str, ratio: float | None = None, **changes: Any
 ) -> Iterator[Cell]:
     """One a seed; `changes` are of the recipe."""
@@ -135,10 +139,10 @@ def _cells(
     if reading == "text":
         method |= {setting: value for setting, value in profile.settings.get(name, {}).items() if setting != "tuning"}
         if name == "ssd":
-            method["threshold"] = _ssd_threshold(dataset, scenario)
+            method.setdefault("threshold", _ssd_threshold(dataset, scenario))
     tuning = _tuning(profile, name, reading)
-    if scenario.get("remain_count") == 0 and tuning is not None and tuning["schedule"] == "replayed":
-        tuning = None
+    if scenario.get("remain_count") == 0 and tuning is not None and tuning["schedule"] == "replayed" and name != "finetune":
+        tuning = None  # Finetune is nothing else, and says so itself
     told = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(recipe).items() if value is not None}
     for seed in profile.seeds:
         yield Cell(dataset, network, scenario, method, seed, told, tuning, profile.validation, profile.precision)
@@ -146,14 +150,14 @@ def _cells(
 
 def _original(profile: Profile, scenario: Settings, section: str) -> Iterator[Entry]:
     """The row of w*, read off the cells of the retrained network."""
-    for cell in _cells(profile, profile.models[0], scenario, REFERENCE, "text"):
+    for cell in cells(profile, profile.models[0], scenario, REFERENCE, "text"):
         yield Entry(cell, profile.models[0], section, ORIGINAL)
 
 
 def _table1(profile: Profile) -> Iterator[Entry]:
     for model in profile.models:
         for name, reading in methods(profile.own):
-            for cell in _cells(profile, model, CATEGORY, name, reading):
+            for cell in cells(profile, model, CATEGORY, name, reading):
                 yield Entry(cell, model, "", name)
 
 
@@ -168,12 +172,12 @@ def _table3(profile: Profile) -> Iterator[Entry]:
     yield from _original(profile, scenario, "")
     for name, reading in listed:
         if _accepts(name, reading, "ratio") is None:
-            for cell in _cells(profile, model, scenario, name, reading):
+            for cell in cells(profile, model, scenario, name, reading):
                 yield Entry(cell, model, "", name)
     for ratio in RATIOS:
         for name, reading in listed:
             if _accepts(name, reading, "ratio") is not None:
-                for cell in _cells(profile, model, scenario, name, reading, ratio):
+                for cell in cells(profile, model, scenario, name, reading, ratio):
                     yield Entry(cell, model, f"ratio {ratio:.2f}", name)
 
 
@@ -183,7 +187,7 @@ def _table4(profile: Profile) -> Iterator[Entry]:
         scenario, section = {"kind": "mislabelled", "fraction": share}, f"{100 * share:.0f} %"
         yield from _original(profile, scenario, section)
         for name, reading in methods(profile.own, without=("tf-idf-mask", "fisher-noise", "newton-noise", "influence", CONTROL)):
-            for cell in _cells(profile, model, scenario, name, reading):
+            for cell in cells(profile, model, scenario, name, reading):
                 yield Entry(cell, model, section, name)
 
 
@@ -191,11 +195,11 @@ def _table5(profile: Profile) -> Iterator[Entry]:
     model, needing = profile.models[0], {*OTHERS, REFERENCE, "finetune", "fisher-noise"} - {CONTROL, "gradient-ascent"}
     yield from _original(profile, CATEGORY, "")
     for name, reading in methods(profile.own, without=tuple(needing)):
-        for cell in _cells(profile, model, {**CATEGORY, "remain_count": 0}, name, reading):
+        for cell in cells(profile, model, {**CATEGORY, "remain_count": 0}, name, reading):
             yield Entry(cell, model, "no remain data", name)
     some = {**CATEGORY, "remain_fraction": profile.remain_fraction}
     for name, reading in methods(profile.own, without=(REFERENCE, CONTROL, "gradient-ascent")):
-        for cell in _cells(profile, model, some, name, reading):
+        for cell in cells(profile, model, some, name, reading):
             yield Entry(cell, model, f"{100 * profile.remain_fraction:g} % remain data", name)
 
 
@@ -204,14 +208,14 @@ def _influence(profile: Profile) -> Iterator[Entry]:
     for model in (profile.models[0], *profile.influence_models):
         for name in ("finetune", "influence", "fisher-mask"):
             for reading in _readings(name):
-                for cell in _cells(profile, model, CATEGORY, name, reading):
+                for cell in cells(profile, model, CATEGORY, name, reading):
                     yield Entry(cell, model, "", name)
 
 
 def _relearn(profile: Profile) -> Iterator[Entry]:
     model = profile.models[0]
     for name, reading in methods(profile.own, without=tuple({*OTHERS} - {CONTROL})):
-        for cell in _cells(profile, model, CATEGORY, name, reading):
+        for cell in cells(profile, model, CATEGORY, name, reading):
             yield Entry(replace(cell, relearn=dict(profile.relearn)), model, "", name)
 
 
@@ -220,7 +224,7 @@ def _schedule(profile: Profile) -> Iterator[Entry]:
     for rate in (None, *RATES):
         for name in ("finetune", "activation-mask", "fisher-mask"):
             for reading in _readings(name):
-                for cell in _cells(profile, model, CATEGORY, name, reading):
+                for cell in cells(profile, model, CATEGORY, name, reading):
                     if rate is None:
                         yield Entry(cell, model, "replayed", name)
                     else:
@@ -232,7 +236,7 @@ def _ratio(profile: Profile) -> Iterator[Entry]:
     model = profile.models[0]
     for ratio in profile.ratios:
         for reading in _readings("fisher-mask"):
-            for cell in _cells(profile, model, CATEGORY, "fisher-mask", reading, ratio):
+            for cell in cells(profile, model, CATEGORY, "fisher-mask", reading, ratio):
                 yield Entry(cell, model, f"ratio {ratio:.2f}", "fisher-mask")
 
 
@@ -243,12 +247,12 @@ def _settings(profile: Profile) -> Iterator[Entry]:
     """
     model, once = profile.models[0], replace(profile, seeds=profile.seeds[:1])
     for section, changes in VARIANTS.items():
-        for cell in _cells(profile, model, CATEGORY, "fisher-mask", "text"):
+        for cell in cells(profile, model, CATEGORY, "fisher-mask", "text"):
             yield Entry(replace(cell, method={**cell.method, **changes}), model, section, "fisher-mask")
     for factor in DECAYS:
         decay = factor * recipe_for(model.partition("/")[0]).weight_decay
         for name in (REFERENCE, "finetune", "fisher-mask"):
-            for cell in _cells(once, model, CATEGORY, name, "text", weight_decay=decay):
+            for cell in cells(once, model, CATEGORY, name, "text", weight_decay=decay):
                 yield Entry(cell, model, f"weight decay {decay:g}", name)
 
 

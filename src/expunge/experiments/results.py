@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from expunge.errors import InputError
-from expunge.experiments.cells import Cell
-from expunge.experiments.shapes import Amount, Count, Share, Within, check
+from expunge.experiments.cells import Cell, check_cell
+from expunge.storage.codec import Amount, Count, Share, Within, decode
 from expunge.storage.documents import excerpt, read_json
 
 NO_DATA = "no data"  # what an error begins with where the dataset is not there
 DIVERGED = "diverged"  # and where the numbers left the finite ones
 BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # what content that is not what it should be leads to
-SHARES = ("ratio", "fraction", "remain_fraction")  # settings of methods and scenarios
 
 Step = Annotated[float, Within(0, 2)]
 
@@ -77,80 +76,44 @@ class Relearn:
 
 @dataclass(frozen=True)
 class Result:
-    """A cell and what came out of it; where there is an `error` (a method that says no, or no data) all measures may be None.
+    """A cell and what came out of it; where there is an `error` (a method that refuses, or no data) there are no measures.
 
-    "after" is the network at the best epoch. `predicted` is where the forget samples go: the share given to each class. `agreement` and
-    `divergence` are with the retrained network on all test data; `agreement_by` and `divergence_by` on "remain" and "forget" alone.
+    "after" is the network at the best epoch. `setting` is the method as it was built. `predicted` is where the forget samples go: the share
+    given to each class. `agreement` and `divergence` are with the retrained network on all test data; `agreement_by` and `divergence_by`
+    on "remain" and "forget" alone. `work_seconds` are those of the method, or of the retraining.
     """
 
     cell: Cell
     digest: str
-    experiments: tuple[str, ...]
     seconds: Amount
-    work_seconds: Amount | None
     versions: Mapping[str, str]
     hardware: Mapping[str, Any]
-    weights: Mapping[str, str | None]
-    before: Accuracies | None
-    retrained: Accuracies | None
-    masked: Accuracies | None
-    history: tuple[Epoch, ...]
-    best: Best | None
-    last: Epoch | None
-    stability: Stability | None
-    relearn: Relearn | None
-    agreement: Share | None
-    divergence: float | None
-    agreement_by: Mapping[str, Share]
-    divergence_by: Mapping[str, float | None]
-    attack: Share | None
-    class_accuracies: Mapping[str, Sequence[Share | None]]
-    predicted: Mapping[str, Sequence[Share]]
-    masked_share: Mapping[str, Share] | None
-    error: str | None
+    experiments: tuple[str, ...] = ()
+    error: str | None = None
+    setting: str | None = None
+    work_seconds: Amount | None = None
+    weights: Mapping[str, str | None] = field(default_factory=dict)
+    before: Accuracies | None = None
+    retrained: Accuracies | None = None
+    masked: Accuracies | None = None
+    history: tuple[Epoch, ...] = ()
+    best: Best | None = None
+    last: Epoch | None = None
+    stability: Stability | None = None
+    relearn: Relearn | None = None
+    agreement: Share | None = None
+    divergence: float | None = None
+    agreement_by: Mapping[str, Share] = field(default_factory=dict)
+    divergence_by: Mapping[str, float | None] = field(default_factory=dict)
+    attack: Share | None = None
+    class_accuracies: Mapping[str, Sequence[Share | None]] = field(default_factory=dict)
+    predicted: Mapping[str, Sequence[Share]] = field(default_factory=dict)
+    masked_share: Mapping[str, Share] | None = None
 
     @property
     def final(self) -> bool:
         """Whether the runner need not do it again: data that were missing may be there next time."""
         return self.error is None or not self.error.startswith(NO_DATA)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Result:
-        def part(name: str, kind: Any) -> Any:
-            return None if content.get(name) is None else kind(**content[name])
-
-        def listed(name: str) -> Sequence[Any]:
-            found = content.get(name, [])
-            check(found, Sequence[Any], name)  # text has parts as well
-            return found
-
-        return cls(
-            cell=Cell.from_json(content["cell"]),
-            digest=content["digest"],
-            experiments=tuple(listed("experiments")),
-            seconds=content["seconds"],
-            work_seconds=content.get("work_seconds"),
-            versions=content["versions"],
-            hardware=content["hardware"],
-            weights=content.get("weights") or {},
-            before=part("before", Accuracies),
-            retrained=part("retrained", Accuracies),
-            masked=part("masked", Accuracies),
-            history=tuple(Epoch(**step) for step in listed("history")),
-            best=part("best", Best),
-            last=part("last", Epoch),
-            stability=part("stability", Stability),
-            relearn=part("relearn", Relearn),
-            agreement=content.get("agreement"),
-            divergence=content.get("divergence"),
-            agreement_by=content.get("agreement_by") or {},
-            divergence_by=content.get("divergence_by") or {},
-            attack=content.get("attack"),
-            class_accuracies=content.get("class_accuracies") or {},
-            predicted=content.get("predicted") or {},
-            masked_share=content.get("masked_share"),
-            error=content.get("error"),
-        )
 
 
 def path_of(folder: str | os.PathLike[str], digest: str) -> Path:
@@ -161,8 +124,7 @@ def path_of(folder: str | os.PathLike[str], digest: str) -> Path:
 def read(path: str | os.PathLike[str]) -> Result:
     """The result in a file, which must be what it says and that of the cell the file is named by."""
     try:
-        found = Result.from_json(read_json(path))
-        check(found, Result, "result")
+        found = decode(Result, read_json(path), "result")
         check_cell(found.cell)
         _check_epochs(found)
     except BROKEN as error:
@@ -170,18 +132,6 @@ def read(path: str | os.PathLike[str]) -> Result:
     if not Path(path).stem == found.digest == found.cell.digest:
         raise InputError("results", f"{os.fspath(path)} must hold the result of the cell it is named by", f"that of {found.cell.digest}")
     return found
-
-
-def check_cell(cell: Cell) -> None:
-    """Of a cell that was read from a file; one of BROKEN where it is none."""
-    check(cell, Cell, "cell")
-    check(cell.validation, Share, "validation")
-    cell.as_json(), cell.label, hash(cell.kind)  # which need more of the cell's parts than that they are mappings
-    check(cell.recipe["epochs"], Count, "epochs")
-    for name, value in [*cell.scenario.items(), *cell.method.items()]:
-        if name in SHARES:
-            check(value, Share | None, name)
-    check((cell.relearn or {}).get("margin", 0.0), Amount, "margin")
 
 
 def _check_epochs(result: Result) -> None:

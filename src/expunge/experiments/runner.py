@@ -1,36 +1,25 @@
-"""The runner: trains what is missing, runs every cell once, and can be stopped at any moment.
+"""Train what is missing and run every cell once; can be stopped at any moment, and goes on where it stopped.
 
-    python -m expunge.experiments.runner CELLS.json --out results/paper [--models FOLDER] [--data FOLDER] [--device cuda] [--jobs 2]
-
-Any number of these may work on one folder, also on other lists of cells: each cell and each training is locked while it is done.
-It ends with 0 where every cell has a result, with 1 where one has none.
+Any number of processes may work on one folder, also on other lists of cells: each cell and each training is locked while it is done.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
-from expunge.errors import ExpungeError, InputError
-from expunge.experiments.cells import Cell, digest_of
-from expunge.experiments.measuring import is_result, perform, reason, surroundings
+from expunge.errors import ExpungeError
+from expunge.experiments.cells import Cell
+from expunge.experiments.measuring import is_result, perform, reason, save, surroundings
 from expunge.experiments.networks import Spec, Store, original, retrained
-from expunge.experiments.results import BROKEN, Result, check_cell, path_of, read
-from expunge.experiments.shapes import check
-from expunge.runtime.exits import ended, on_one_line, uninterrupted
-from expunge.runtime.modes import device_named, one_thread
-from expunge.storage.documents import excerpt, read_json
+from expunge.experiments.results import Result, path_of, read
+from expunge.runtime.modes import one_thread
+from expunge.storage.codec import encode
 from expunge.storage.files import write_json
 from expunge.storage.locks import held
 
@@ -44,20 +33,13 @@ class Task:
     cell: Cell
     experiments: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        return {"cell": self.cell.as_json(), "experiments": list(self.experiments)}
-
-    @classmethod
-    def from_json(cls, content: Any) -> Task:
-        task = cls(Cell.from_json(content["cell"]), tuple(content.get("experiments", ())))
-        check(task, Task, "task")
-        check_cell(task.cell)
-        return task
-
 
 @dataclass(frozen=True)
 class Place:
-    """Where results and networks go, where datasets come from, and what computes; `together` and `compiled` are the store's."""
+    """Where results and networks go, where datasets come from, and what computes; `together` and `compiled` are the store's.
+
+    The network of every cell is kept beside its result where `keep` is set.
+    """
 
     folder: Path
     models: Path
@@ -65,6 +47,11 @@ class Place:
     device: torch.device
     together: int = 9
     compiled: bool = False
+    keep: bool = False
+
+    def network(self, cell: Cell) -> Path:
+        """Where the network of a cell is kept."""
+        return path_of(self.folder, cell.digest).with_suffix(".safetensors")
 
     @property
     def store(self) -> Store:
@@ -75,19 +62,8 @@ class Place:
         return read(path) if path.exists() else None
 
     def done(self, cell: Cell) -> bool:
-        found = self.result(cell)
-        return found is not None and found.final
-
-
-def read_tasks(path: str | os.PathLike[str]) -> list[Task]:
-    """The cells of a file, as `expunge bench run --cells` writes it."""
-    try:
-        content = read_json(path)
-        check(content, Sequence[Any], "the list")
-        return [Task.from_json(part) for part in content]
-    except BROKEN as error:
-        rule = f"{os.fspath(path)} must be a list of cells, as `expunge bench run --cells` writes it ({excerpt(error)})"
-        raise InputError("cells", rule) from error
+        result = self.result(cell)
+        return result is not None and result.final and (not self.keep or result.error is not None or self.network(cell).exists())
 
 
 def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
@@ -98,20 +74,28 @@ def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
 def run(
     tasks: Sequence[Task],
     place: Place,
-    jobs: int = 1,
     say: Callable[[str], None] = lambda line: None,
+    starting: Callable[[str], None] = lambda label: None,
     wanted: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Do what is not done, as long as it is `wanted`; the number of cells that broke. Several `jobs` are processes that share the work."""
-    if jobs > 1:
-        return _in_processes(tasks, place, jobs, say)
+    """Do what is not done, as long as it is `wanted`; return the number of cells that broke.
+
+    `say` is called with a line when something is done, `starting` with what is about to be.
+    """
     with one_thread() if place.device.type == "cpu" else torch.cuda.device(place.device):
-        return _Runner(tasks, place, say, wanted).run()
+        return _Runner(tasks, place, say, starting, wanted).run()
 
 
 class _Runner:
-    def __init__(self, tasks: Sequence[Task], place: Place, say: Callable[[str], None], wanted: Callable[[], bool]) -> None:
-        self.place, self.store, self.say, self.wanted = place, place.store, say, wanted
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        place: Place,
+        say: Callable[[str], None],
+        starting: Callable[[str], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self.place, self.store, self.say, self.starting, self.wanted = place, place.store, say, starting, wanted
         self.pending = [task for task in tasks if not self._noted(task)]
         self.untrained: dict[str, Exception] = {}  # networks that cannot be trained, and why
         self.broken = 0
@@ -126,15 +110,15 @@ class _Runner:
 
     def _noted(self, task: Task) -> bool:
         """Whether it is done; a result that another experiment asked for before is told that this one needs it too."""
-        found = self.place.result(task.cell)
-        if found is None or not found.final:
+        result = self.place.result(task.cell)
+        if result is None or not self.place.done(task.cell):
             return False
-        if {*task.experiments} - {*found.experiments}:
+        if {*task.experiments} - {*result.experiments}:
             path = path_of(self.place.folder, task.cell.digest)
             with held(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
                 if free:
-                    content = read_json(path)
-                    write_json(path, content | {"experiments": sorted({*content["experiments"], *task.experiments})})
+                    stored = read(path)
+                    write_json(path, encode(replace(stored, experiments=tuple(sorted({*stored.experiments, *task.experiments})))))
         return True
 
     def _train(self) -> bool:
@@ -142,6 +126,7 @@ class _Runner:
         if not missing:
             return False
         started = time.perf_counter()
+        self.starting(f"training {missing[0].dataset} {missing[0].network}")
         trained, failed = self.store.train(missing)
         self.untrained |= failed
         if trained:
@@ -166,98 +151,25 @@ class _Runner:
 
     def _do(self, task: Task, refused: Exception | None) -> None:
         started = time.perf_counter()
+        self.starting(task.cell.label)
         try:
-            if refused is None:
-                found = perform(task.cell, self.store)
-            elif is_result(refused):
-                found = {"cell": task.cell.as_json(), "digest": task.cell.digest, "error": reason(refused), "history": [], "seconds": 0.0}
-                found |= surroundings(self.place.device)
-            else:
-                raise refused
+            result, network = self._result(task.cell, refused)
         except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
             self.broken += 1
             self.pending.remove(task)
             self.say(f"BROKEN {task.cell.label}: {error if isinstance(error, ExpungeError) else repr(error)}")
             return
-        write_json(path_of(self.place.folder, task.cell.digest), found | {"experiments": list(task.experiments)})
-        if found["error"] is not None:
+        if network is not None and self.place.keep:
+            save(network, task.cell, self.store, self.place.network(task.cell))
+        write_json(path_of(self.place.folder, result.digest), encode(replace(result, experiments=task.experiments)))
+        if result.error is not None:
             self.pending.remove(task)  # "no data" is not final, but it is for this run
-        told = "" if found["error"] is None else f" ({found['error']})"
-        self.say(f"{task.cell.label}: {time.perf_counter() - started:.1f} s{told}")
+        why = "" if result.error is None else f" ({result.error})"
+        self.say(f"{task.cell.label}: {time.perf_counter() - started:.1f} s{why}")
 
-
-def _in_processes(tasks: Sequence[Task], place: Place, jobs: int, say: Callable[[str], None]) -> int:
-    content = [task.as_json() for task in tasks]
-    path = write_json(place.folder / "asked" / f"{digest_of(content)}.json", content)
-    command = [sys.executable, "-m", "expunge.experiments.runner", str(path), "--out", str(place.folder), "--models", str(place.models)]
-    command += ["--worker-of", str(os.getpid()), "--device", str(place.device), "--together", str(place.together)]
-    command += ["--compile"] if place.compiled else []
-    command += [] if place.data is None else ["--data", place.data]
-    runners: list[subprocess.Popen[bytes]] = []
-    try:
-        with _deaf_to_ctrl_c():
-            for _ in range(jobs):
-                runners.append(subprocess.Popen(command, env=_same_imports()))
-        codes = [runner.wait() for runner in runners]
-    except BaseException:
-        with uninterrupted():  # a second Ctrl-C must not leave some of them running
-            for runner in runners:
-                runner.terminate()
-            for runner in runners:
-                runner.wait()
-        raise
-    for code in codes:
-        if code < 0:  # each tells the rest itself
-            say(f"a process was ended by {signal.Signals(-code).name}; the same command does what is left")
-    return sum(code != 0 for code in codes)
-
-
-def _same_imports() -> dict[str, str]:
-    """The environment of a process that finds modules where this one does, such as those of methods of one's own."""
-    folders = [os.path.abspath(folder) for folder in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started here do not hear Ctrl-C, which would end each with a traceback: they are ended by the one that started them.
-
-    That one hears it, when all are started. The mask is what they inherit; it keeps the signal from this thread alone.
-    """
-    with uninterrupted():
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m expunge.experiments.runner", description="Run cells; what is done is skipped.")
-    parser.add_argument("cells", help="JSON list of cells, as `expunge bench run --dry-run --cells FILE` writes it")
-    parser.add_argument("--out", default="results", help="folder for the results")
-    parser.add_argument("--models", help="folder for the networks; default: models beside the results")
-    parser.add_argument("--data", help="folder of the datasets; default: EXPUNGE_DATA, else ./data")
-    parser.add_argument("--device", help="cuda or cpu; default: what there is")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
-    parser.add_argument("--together", type=int, default=9, help="networks that share a GPU while they are trained")
-    parser.add_argument("--compile", action="store_true", help="train networks through torch.compile")
-    parser.add_argument("--worker-of", type=int, help="process after whose end this one stops, when the cell in hand is done")
-    told = parser.parse_args(arguments)
-    if told.jobs < 1:
-        raise InputError("jobs", "must be at least 1", told.jobs)
-    tasks = read_tasks(told.cells)
-    models = Path(told.models or Path(told.out) / "models")
-    place = Place(Path(told.out), models, told.data, device_named(told.device), told.together, told.compile)
-    run(
-        tasks,
-        place,
-        told.jobs,
-        say=lambda line: print(on_one_line(line), file=sys.stderr, flush=True),
-        wanted=lambda: told.worker_of in (None, os.getppid()),
-    )
-    return 0 if all(place.done(task.cell) for task in tasks) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(ended(main, "expunge.experiments.runner"))
+    def _result(self, cell: Cell, refused: Exception | None) -> tuple[Result, nn.Module | None]:
+        if refused is None:
+            return perform(cell, self.store)
+        if not is_result(refused):
+            raise refused
+        return Result(cell, cell.digest, 0.0, **surroundings(self.place.device), error=reason(refused)), None

@@ -15,7 +15,7 @@ from expunge.editing import masks, scores
 from expunge.editing.masks import Rounding, Scope
 from expunge.editing.patches import Patch
 from expunge.errors import InputError
-from expunge.methods.context import Run, change_and_tune, check_tuning, mask_and_tune, needs_remain
+from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model import activations, channels
 from expunge.model.activations import Activations
 from expunge.training.tuning import Tuning
@@ -70,12 +70,10 @@ class ActivationMask:
         score = scores.activation_difference(measure(forget, "forget"), remain_sums, self.average)
         chosen = masks.select(score, self.ratio, "element", self.scope, rounding=self.rounding)
         mask = channels.mask(model, layers, chosen, self.with_norm)
-        if not self.with_norm:
-            return mask_and_tune(model, mask, remain, self.tuning, run)
-        # Detached: a graph of the weights that is alive while they are trained keeps CUDA from capturing the steps.
-        values = {name: model.get_parameter(name).detach().masked_fill(part, 0) for name, part in mask.items()}
-        values |= channels.cleared_statistics(model, layers, chosen)
-        return change_and_tune(model, values, remain, self.tuning, run, mask)
+        statistics = channels.cleared_statistics(model, layers, chosen) if self.with_norm else {}
+        patch = run.edit(model, {**mask, **statistics})
+        run.train(model, remain, self.tuning, mask=mask)
+        return patch
 
 
 @dataclass(frozen=True)
@@ -142,4 +140,7 @@ class TfIdfMask:
             chosen = masks.select(score, self.ratio, "element", self.scope)
         else:
             chosen = masks.below_threshold(score, self.ratio, self.scope)
-        return mask_and_tune(model, channels.mask(model, layers, chosen), remain, self.tuning, run)
+        mask = channels.mask(model, layers, chosen)
+        patch = run.edit(model, mask)
+        run.train(model, remain, self.tuning, mask=mask)
+        return patch

@@ -1,24 +1,29 @@
-"""What a method is told beside its settings, and what every method ends with."""
+"""What a method is given beside its settings: how to read data, edit weights and train, with records made on the way."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from expunge.data.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
 from expunge.data.objective import Objective
+from expunge.editing.masks import masked_parameters
 from expunge.editing.patches import Patch
-from expunge.errors import InputError, NoEffectWarning, naming
+from expunge.errors import InputError, NoEffectWarning
 from expunge.model import channels, heads
 from expunge.model.checks import screened
 from expunge.runtime.modes import in_mode, seeded
-from expunge.training import loop as tuning
+from expunge.training import holding
+from expunge.training.loop import Loss, Phase, check_training, train_phases
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
@@ -26,7 +31,11 @@ from expunge.validate import shown
 @dataclass(frozen=True)
 class Run:
     """`head` names the classifier's parameters (None: found from the graph); `batch_size` is for measuring, a `Tuning` has its own;
-    `logits` is the shape of what the model puts out for some batch."""
+    `logits` is the shape of what the model puts out for some batch.
+
+    `after_epoch(epoch)` makes a record of the model: `train` calls it, before any training for epoch 0 and after every epoch. A method with
+    a loop of its own calls it itself. `epochs` are those recorded so far.
+    """
 
     objective: Objective = Objective()
     head: tuple[str, ...] | None = None
@@ -34,6 +43,68 @@ class Run:
     progress: bool = False
     after_epoch: Callable[[int], None] = lambda epoch: None
     logits: torch.Size | None = None
+    epochs: list[int] = field(default_factory=list, repr=False, compare=False)
+
+    def edit(self, model: nn.Module, values: Mapping[str, Tensor]) -> Patch:
+        """Set parameters and buffers in place: by name to these values, or to zero where a mask (bool) is true.
+
+        Return what was changed, for the method to return. A mask that changes nothing is a `NoEffectWarning`.
+        """
+        if strange := [name for name, value in values.items() if not isinstance(value, Tensor)]:
+            raise InputError("values", "must map names of parameters or buffers to tensors", f"{strange[0]}: {shown(values[strange[0]])}")
+        masks = {name: value for name, value in values.items() if value.dtype == torch.bool}
+        if len(masks) == len(values):
+            patch = Patch.zeroing(model, masks)
+        else:
+            # Detached: a graph of the weights that is alive while they are trained keeps CUDA from capturing the steps.
+            parts = masked_parameters(model, masks)
+            zeroed = {name: parameter.detach().masked_fill(part, 0) for name, (parameter, part) in parts.items()}
+            patch = Patch.setting(model, {**values, **zeroed})
+        if (masks or not values) and all(torch.equal(edit.old, edit.new) for edit in patch.edits.values()):
+            # Whatever is forgotten then, training did it.
+            named = f"all {len(patch)} weights it names are zero already" if len(patch) else "it names no weight; give a larger ratio"
+            warnings.warn(f"the mask changed nothing: {named}", NoEffectWarning, stacklevel=2)
+        patch.apply(model)
+        return patch
+
+    def train(
+        self,
+        model: nn.Module,
+        data: Data,
+        tuning: Tuning | None,
+        loss: Loss | None = None,
+        mask: Mapping[str, Tensor] | None = None,
+        argument: str = "remain",
+    ) -> None:
+        """Train the model in place; None trains nothing. There is a record before, and one after every epoch.
+
+        `loss(model, batch, losses)` is the number to minimise for a batch in place of the objective's mean; `losses(logits, targets)` are
+        the objective's, one per sample. Weights that `mask` names stay zero where `tuning.freeze` says so. `argument` names the data in an
+        error.
+        """
+        if tuning is None:
+            return self.begin()
+        check_training(model, tuning, self.objective)
+        phase = Phase(as_batches(data, argument, tuning.batch_size), argument, loss)
+        hold = partial(holding.freeze, model, mask) if mask is not None and tuning.freeze else None
+        self.train_phases(model, lambda epoch: [phase], tuning, hold)
+
+    def train_phases(
+        self,
+        model: nn.Module,
+        phases: Callable[[int], Sequence[Phase]],
+        tuning: Tuning,
+        hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        """`train` where an epoch, counted from 0, is several passes, or where weights are held (`training.holding`)."""
+        self.begin()
+        done = max(self.epochs, default=0)  # a second training counts on
+        train_phases(model, phases, tuning, self.objective, hold, lambda epoch: self.after_epoch(done + epoch), self.progress)
+
+    def begin(self) -> None:
+        """Record epoch 0, the model before any training, unless there is such a record."""
+        if not self.epochs:
+            self.after_epoch(0)
 
     def batches(self, data: Data, argument: str) -> Batches:
         """Batches to measure with, looked at as they are read."""
@@ -78,45 +149,3 @@ def check_tuning(settings: Tuning | None, method: str = "") -> None:
     if not isinstance(settings, Tuning) and (method or settings is not None):
         rule = f"{method} trains, and needs a Tuning" if method else "must be a Tuning, or None for no training"
         raise InputError("tuning", rule, shown(settings))
-
-
-def tune(model: nn.Module, remain: Data | None, settings: Tuning | None, run: Run, mask: Mapping[str, Tensor] | None = None) -> None:
-    """Fine-tune on the remain data, epoch 0 being the model as it is handed over (section Fine-Tuning); `freeze` holds the mask at zero."""
-    run.after_epoch(0)
-    if settings is not None:
-        with naming("remain"):
-            frozen = mask if settings.freeze else None
-            tuning.train(model, remain, settings, run.objective, frozen, run.after_epoch, run.progress)
-
-
-def mask_and_tune(model: nn.Module, mask: Mapping[str, Tensor], remain: Data | None, settings: Tuning | None, run: Run) -> Patch:
-    """Set the masked weights to zero, then fine-tune."""
-    patch = Patch.zeroing(model, mask)
-    _warn_where_nothing_changes(patch)
-    patch.apply(model)
-    tune(model, remain, settings, run, mask)
-    return patch
-
-
-def change_and_tune(
-    model: nn.Module,
-    values: Mapping[str, Tensor],
-    remain: Data | None,
-    settings: Tuning | None,
-    run: Run,
-    mask: Mapping[str, Tensor] | None = None,
-) -> Patch:
-    """Give these parameters and buffers these values, then fine-tune; what a `mask` names can be frozen at zero."""
-    patch = Patch.setting(model, values)
-    if mask is not None:
-        _warn_where_nothing_changes(patch)
-    patch.apply(model)
-    tune(model, remain, settings, run, mask)
-    return patch
-
-
-def _warn_where_nothing_changes(patch: Patch) -> None:
-    """No weight was chosen, or those that were are zero already: whatever is forgotten then, fine-tuning did it."""
-    if all(torch.equal(edit.old, edit.new) for edit in patch.edits.values()):
-        chosen = f"all {len(patch)} weights it names are zero already" if len(patch) else "it names no weight; give a larger ratio"
-        warnings.warn(f"the mask changed nothing: {chosen}", NoEffectWarning, stacklevel=2)

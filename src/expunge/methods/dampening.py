@@ -15,7 +15,7 @@ from expunge.data.classes import no_labels
 from expunge.data.objective import Batch, Objective
 from expunge.editing.patches import Patch
 from expunge.fisher import FisherSums
-from expunge.methods.context import Run, change_and_tune, check_tuning, needs_remain
+from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model.checks import screened
 from expunge.storage.tensors import weights_digest
 from expunge.training.tuning import Tuning
@@ -78,7 +78,9 @@ class SSD:
             shrunk = (self.dampening * everything[name] / importance).clamp(max=1)
             weight = model.get_parameter(name).detach().double()
             values[name] = torch.where(importance > self.threshold * everything[name], shrunk, 1.0) * weight
-        return change_and_tune(model, values, remain, self.tuning, run)
+        patch = run.edit(model, values)
+        run.train(model, remain, self.tuning)
+        return patch
 
 
 def batch_importance(model: nn.Module, batches: Batches, objective: Objective) -> FisherSums:

@@ -13,7 +13,7 @@ from torch.optim import Adam
 from expunge.data.batches import Batches, Data, as_batches, batch_size, device_of
 from expunge.data.objective import Batch
 from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
-from expunge.methods.streams import mixed, tagged, tune_phases
+from expunge.methods.streams import mixed, tagged
 from expunge.methods.training import built, reset
 from expunge.model.copying import copied
 from expunge.runtime.modes import seeded
@@ -64,7 +64,7 @@ class BadTeacher:
             return tagged(batches, lambda batch: torch.full((batch_size(batch),), mark))
 
         phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss, itemgetter(0))
-        tune_phases(model, lambda epoch: [phase], self.tuning, run)
+        run.train_phases(model, lambda epoch: [phase], self.tuning)
 
     def _random(self, model: nn.Module) -> nn.Module:
         with seeded(self.tuning.seed, device_of(model)):
@@ -124,7 +124,7 @@ class SCRUB:
 
         most = Phase(as_batches(forget, "forget", self.forget_batch_size), "forget", disobey)
         least = Phase(as_batches(remain, "remain", self.tuning.batch_size), "remain", obey)
-        tune_phases(model, lambda epoch: [most, least] if epoch < self.max_epochs else [least], self.tuning, run)
+        run.train_phases(model, lambda epoch: [most, least] if epoch < self.max_epochs else [least], self.tuning)
 
 
 def _teacher(model: nn.Module) -> nn.Module:

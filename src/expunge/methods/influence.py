@@ -15,7 +15,7 @@ from expunge.curvature.solvers import ConjugateGradients, LiSSA, Solver, check_s
 from expunge.data.batches import Batches, Data, batch_size
 from expunge.data.objective import Batch
 from expunge.editing.patches import Patch
-from expunge.methods.context import Run, change_and_tune, check_tuning, needs_remain
+from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.training.tuning import Tuning
 from expunge.validate import check_amount, check_choice, make_plain
 
@@ -61,7 +61,9 @@ class Influence:
         target = {name: factor * part for name, part in mean.items()}
         step = self.solver(model, together(forget_batches, remain_batches), target, run.objective, run.progress)
         values = {name: model.get_parameter(name) + self.strength * part for name, part in step.items()}
-        return change_and_tune(model, values, remain, self.tuning, run)
+        patch = run.edit(model, values)
+        run.train(model, remain, self.tuning)
+        return patch
 
 
 def together(first: Batches, second: Batches) -> Batches:

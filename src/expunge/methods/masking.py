@@ -18,7 +18,7 @@ from expunge.editing.masks import Granularity, Mask, Rounding, Scope, Which
 from expunge.editing.patches import Patch
 from expunge.errors import InputError
 from expunge.fisher import FisherSums
-from expunge.methods.context import Run, check_tuning, mask_and_tune, needs_remain
+from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model import channels, heads
 from expunge.training.tuning import Tuning
 from expunge.validate import check_choice, check_flag, check_number, check_seed, check_whole, make_plain
@@ -76,7 +76,9 @@ class FisherMask:
         remain_weight = None if remain is None else self.remain_weight
         score = scores.fisher_difference(measure(forget, "forget"), remain_sums, remain_weight)
         mask = masks.select(score, self.ratio, self.granularity, self.scope, allowed, self.rounding)
-        return mask_and_tune(model, mask, remain, self.tuning, run)
+        patch = run.edit(model, mask)
+        run.train(model, remain, self.tuning, mask=mask)
+        return patch
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,10 @@ class RandomMask:
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
             needs_remain(remain, "RandomMask with tuning")
-        return mask_and_tune(model, self._mask(model, forget, run), remain, self.tuning, run)
+        mask = self._mask(model, forget, run)
+        patch = run.edit(model, mask)
+        run.train(model, remain, self.tuning, mask=mask)
+        return patch
 
     def _mask(self, model: nn.Module, forget: Data, run: Run) -> Mask:
         if self.with_norm:
@@ -154,7 +159,9 @@ class MaskClassifier:
         if label is None:
             label = _single_label((run.objective.targets(batch) for batch in run.batches(forget, "forget")), run.logits)
         mask = heads.class_rows(model, run.head_of(model, forget), label)
-        return mask_and_tune(model, mask, remain, self.tuning, run)
+        patch = run.edit(model, mask)
+        run.train(model, remain, self.tuning, mask=mask)
+        return patch
 
 
 def _check_units(granularity: Granularity, scope: Scope, which: Which) -> None:

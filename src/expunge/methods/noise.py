@@ -17,7 +17,7 @@ from expunge.data.batches import Data
 from expunge.data.classes import no_labels
 from expunge.editing.patches import Patch
 from expunge.errors import InputError
-from expunge.methods.context import Run, change_and_tune, check_tuning, needs_remain
+from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model import heads
 from expunge.training.tuning import Tuning
 from expunge.validate import check_amount, check_choice, check_seed, check_whole, make_plain, shown
@@ -85,7 +85,9 @@ class FisherNoise:
             weight = model.get_parameter(name).detach().double()
             values[name] = weight.masked_fill(redrawn[name], 0) if name in redrawn else weight
             values[name] = values[name] + variance.sqrt() * noise[name]
-        return change_and_tune(model, values, remain, self.tuning, run)
+        patch = run.edit(model, values)
+        run.train(model, remain, self.tuning)
+        return patch
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ class NewtonNoise:
         step = self.solver(model, batches, slope, run.objective, run.progress)
         noise = standard_normal(variances, self.seed)
         values = {name: model.get_parameter(name) - step[name] + variances[name].sqrt() * noise[name] for name in variances}
-        return change_and_tune(model, values, remain, self.tuning, run)
+        patch = run.edit(model, values)
+        run.train(model, remain, self.tuning)
+        return patch
 
 
 def text_variances(information: Mapping[str, Tensor], scale: float) -> Vector:

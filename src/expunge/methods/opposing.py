@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from expunge.data.batches import Data, as_batches, device_of, to_device
 from expunge.data.objective import Batch
 from expunge.methods.context import Run, check_tuning, needs_remain
-from expunge.methods.streams import cycled, tune_phases
-from expunge.training.loop import Losses, Phase
+from expunge.methods.streams import cycled
+from expunge.training.loop import Losses
 from expunge.training.schedules import Constant
 from expunge.training.single_samples import Lone
 from expunge.training.tuning import Tuning
@@ -37,8 +37,7 @@ class GradientAscent:
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             return -losses(run.objective.outputs(model, batch), run.objective.targets(batch)).mean()
 
-        phase = Phase(as_batches(forget, "forget", self.tuning.batch_size), "forget", loss)
-        tune_phases(model, lambda epoch: [phase], self.tuning, run)
+        run.train(model, forget, self.tuning, loss, argument="forget")
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,8 @@ class NegGradPlus:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "NegGradPlus")
-        device, size = device_of(model), self.tuning.batch_size
-        against = cycled(as_batches(forget, "forget", size), "forget", self.tuning.seed, Lone(model, run.objective))
+        device = device_of(model)
+        against = cycled(as_batches(forget, "forget", self.tuning.batch_size), "forget", self.tuning.seed, Lone(model, run.objective))
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             def mean(part: Batch) -> Tensor:
@@ -69,5 +68,4 @@ class NegGradPlus:
 
             return self.remain_weight * mean(batch) - (1 - self.remain_weight) * mean(to_device(next(against), device))
 
-        phase = Phase(as_batches(remain, "remain", size), "remain", loss)
-        tune_phases(model, lambda epoch: [phase], self.tuning, run)
+        run.train(model, remain, self.tuning, loss)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -15,8 +14,8 @@ from expunge.data.labels import IGNORED
 from expunge.data.objective import Batch
 from expunge.errors import InputError
 from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
-from expunge.methods.streams import mixed, tagged, tune_phases
-from expunge.training.loop import Losses, Phase
+from expunge.methods.streams import mixed, tagged
+from expunge.training.loop import Loss, Losses, Phase
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 from expunge.validate import check_flag, make_plain
@@ -44,7 +43,7 @@ class RandomLabels:
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "RandomLabels")
         phase = relabelled(model, forget, remain, self.exclude_own, self.tuning, run)
-        tune_phases(model, lambda epoch: [phase], self.tuning, run)
+        run.train_phases(model, lambda epoch: [phase], self.tuning)
 
 
 def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> Phase:
@@ -75,7 +74,7 @@ def _labelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, t
     return tagged(few, draw), tagged(many, run.objective.targets)
 
 
-def _taught(run: Run) -> Callable[[nn.Module, Batch, Losses], Tensor]:
+def _taught(run: Run) -> Loss:
     """The mean loss of a batch to the labels beside it."""
 
     def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:

@@ -17,7 +17,6 @@ from expunge.editing.masks import Granularity, Mask
 from expunge.editing.patches import Patch
 from expunge.errors import InputError
 from expunge.methods.context import Run, check_tuning, needs_remain
-from expunge.methods.streams import tune_phases
 from expunge.methods.training import built
 from expunge.model import heads
 from expunge.model.checks import check_names
@@ -97,7 +96,7 @@ class ResetAndDistil:
         patch = Patch.setting(model, self._new_values(model, forget, remain, run))
         patch.apply(model)
         phase = self.distillation.phase(taught, "remain", run.objective)
-        tune_phases(model, lambda epoch: [phase], self.tuning, run)
+        run.train_phases(model, lambda epoch: [phase], self.tuning)
         return patch
 
     def _new_values(self, model: nn.Module, forget: Data, remain: Data, run: Run) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from expunge.data.batches import Data
 from expunge.editing import masks, scores
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.relabelling import relabelled, relabelled_apart
-from expunge.methods.streams import tune_phases
 from expunge.training import holding
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
@@ -63,4 +62,4 @@ class SalUn:
             phases = relabelled_apart(model, forget, remain, self.exclude_own, self.tuning, run)
         gradient, _ = curvature.gradient(model, run.batches(forget, "forget"), run.objective, run.progress)
         mask = masks.select(scores.saliency(gradient), self.salient)
-        tune_phases(model, lambda epoch: phases, self.tuning, run, partial(holding.only, model, mask))
+        run.train_phases(model, lambda epoch: phases, self.tuning, partial(holding.only, model, mask))

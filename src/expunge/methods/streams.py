@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from expunge.data.batches import Batches, batch_size, joined, take
 from expunge.data.objective import Batch
 from expunge.errors import InputError
-from expunge.methods.context import Run
-from expunge.training import loop as tuning
-from expunge.training.loop import Phase
 from expunge.training.single_samples import Lone
-from expunge.training.tuning import Tuning
 
 ONE_FORM = "batches of forget and remain data must have one form and shape, to be mixed"
 
@@ -51,15 +45,3 @@ def cycled(batches: Batches, argument: str, seed: int, lone: Lone) -> Iterator[B
     """Batches without end, pass after pass, each in an order of its own; without those that BatchNorm would refuse."""
     for turn in count(seed):
         yield from lone.kept(batches.shuffled(turn), argument)
-
-
-def tune_phases(
-    model: nn.Module,
-    phases: Callable[[int], Sequence[Phase]],
-    settings: Tuning,
-    run: Run,
-    hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
-) -> None:
-    """Train, epoch 0 being the model as it is handed over."""
-    run.after_epoch(0)
-    tuning.train_phases(model, phases, settings, run.objective, hold, run.after_epoch, run.progress)

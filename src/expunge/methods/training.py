@@ -10,7 +10,7 @@ from torch import nn
 
 from expunge.data.batches import Data, device_of
 from expunge.errors import InputError, ModelError
-from expunge.methods.context import Run, check_tuning, needs_remain, tune
+from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model.checks import check_module
 from expunge.runtime.modes import seeded
 from expunge.training.schedules import Steps
@@ -29,7 +29,7 @@ class Finetune:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "Finetune")
-        tune(model, remain, self.tuning, run)
+        run.train(model, remain, self.tuning)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Retrain:
         with torch.no_grad():
             for parameter, value in frozen:
                 parameter.copy_(value)
-        tune(model, remain, self.tuning, run)
+        run.train(model, remain, self.tuning)
 
 
 def reset(model: nn.Module) -> None:

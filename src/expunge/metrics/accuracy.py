@@ -21,6 +21,12 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
     Logits may be (N, K) or (N, K, positions...); the model's modes and all random numbers are afterwards as they were. NaN among the
     logits of a label that counts raises `DivergedError`: it is no answer, neither right nor wrong.
     """
+    right, labels = tally(model, data, objective, batch_size)
+    return right / labels
+
+
+def tally(model: nn.Module, data: Data, objective: Objective = Objective(), batch_size: int = 128) -> tuple[int, int]:
+    """The number of labels that are the largest logit, and that of all labels; see `accuracy`."""
     check_module(model)
     check_objective(objective)
     check_whole("batch_size", batch_size, least=1)
@@ -48,7 +54,7 @@ def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), b
         for batch in as_batches(data, "data", batch_size):
             check_batch(batch, "data", objective)  # NaN may come from the data
     check_numbers("the logits", int(broken), int(counted))
-    return int(right) / int(counted)
+    return int(right), int(counted)
 
 
 def check_targets(logits: Tensor, targets: Tensor) -> None:

@@ -11,10 +11,10 @@ from expunge.metrics.accuracy import unlearn_score
 
 
 class Measured(Protocol):
-    """An epoch and its accuracies by name, such as a `Record` of `unlearn`."""
+    """An epoch and its accuracies by name, such as a `Record` of `unlearn`; those of epoch None, the model before, are left out."""
 
     @property
-    def epoch(self) -> int: ...
+    def epoch(self) -> int | None: ...
 
     @property
     def accuracies(self) -> Mapping[str, float]: ...
@@ -39,9 +39,10 @@ def best_epoch(history: Sequence[Measured], on: Literal["validation", "test"] = 
     if on not in ("validation", "test"):
         raise InputError("on", "must be 'validation' or 'test'", on)
     prefix = "validation " if on == "validation" else ""
-    scores = _scores(history, prefix)
+    epochs, records = _epochs(history)
+    scores = _scores(records, prefix)
     best = max(range(len(scores)), key=scores.__getitem__)
-    return BestEpoch(history[best].epoch, on, scores[best], history[best].accuracies)
+    return BestEpoch(epochs[best], on, scores[best], records[best].accuracies)
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ class Stability:
 
 def stability(history: Sequence[Measured]) -> Stability:
     """The fluctuation of "remain", "forget" and the unlearn score over fine-tuning, from epoch 0 on (table finetune_stability)."""
-    found = [record.epoch for record in history]
-    if found != list(range(len(history))):
-        raise InputError("history", "must hold every epoch from 0 on", found)
-    scores = _scores(history, "")
-    remain, forget = ([record.accuracies[name] for record in history] for name in ("remain", "forget"))
+    epochs, records = _epochs(history)
+    if epochs != list(range(len(epochs))):
+        raise InputError("history", "must hold every epoch from 0 on", epochs)
+    scores = _scores(records, "")
+    remain, forget = ([record.accuracies[name] for record in records] for name in ("remain", "forget"))
     return Stability(fluctuation(remain), fluctuation(forget), fluctuation(scores))
 
 
@@ -71,11 +72,18 @@ def fluctuation(values: Sequence[float]) -> float:
     return sum(abs(after - before) for before, after in zip(values[:-1], values[1:], strict=True)) / (steps - 1)
 
 
+def _epochs(history: Sequence[Measured]) -> tuple[list[int], list[Measured]]:
+    """The epochs from 0 on, and their records."""
+    records = [record for record in history if record.epoch is not None]
+    return [record.epoch for record in records if record.epoch is not None], records
+
+
 def _scores(history: Sequence[Measured], prefix: str) -> list[float]:
     if not history:
         raise InputError("history", "must not be empty")
     remain, forget = f"{prefix}remain", f"{prefix}forget"
     for record in history:
         if not {remain, forget} <= record.accuracies.keys():
-            raise InputError("history", f"needs the accuracies {remain!r} and {forget!r}: watch them", sorted(record.accuracies) or "none")
+            rule = f"needs the accuracies {remain!r} and {forget!r} of every epoch: name both in `watch` of `unlearn`"
+            raise InputError("history", rule, sorted(record.accuracies) or "none")
     return [unlearn_score(record.accuracies[remain], record.accuracies[forget]) for record in history]

@@ -5,8 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from expunge.report.paper_tables import Table, Value, as_printed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as Drawn
+
+LABEL = 32  # columns of a terminal that a row's label may take
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -14,17 +21,21 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def _markdown(table: Table) -> str:
-    def said(value: Value) -> str:
+    def written(value: Value) -> str:
         ours = f"**{value.ours}**" if value.best else value.ours
         return ours if value.gap is None else f"{ours} ({value.theirs}; {value.gap:+.1f})"
 
-    lines = ["| | " + " | ".join(column.title for column in table.columns) + " |", "|---" * (1 + len(table.columns)) + "|"]
+    lines = ["| | " + " | ".join(_one_line(column.title) for column in table.columns) + " |", "|---" * (1 + len(table.columns)) + "|"]
     for section, label, values in _lines(table):
         lines.append(
-            f"| *{section}* |" + " |" * len(table.columns) if values is None else f"| {label} | " + " | ".join(map(said, values)) + " |"
+            f"| *{section}* |" + " |" * len(table.columns) if values is None else f"| {label} | " + " | ".join(map(written, values)) + " |"
         )
     legend = ["In brackets: the paper's number, and the gap."] if table.compared else []
     return "\n".join([f"### {table.title}", "", *lines, *(["", *map(_item, [*legend, *table.notes])] if legend or table.notes else [])])
+
+
+def _one_line(title: str) -> str:
+    return " ".join(title.split())
 
 
 def _item(note: str) -> str:
@@ -36,7 +47,7 @@ def latex(tables: Sequence[Table]) -> str:
 
 
 def _latex(table: Table) -> str:
-    def said(value: Value) -> str:
+    def written(value: Value) -> str:
         if value.mean is None:
             return _escaped(value.text)
         ours = f"{value.mean:.1f}" + (rf" {{\scriptsize$\pm${value.sd:.1f}}}" if value.seeds > 1 else "")
@@ -45,12 +56,12 @@ def _latex(table: Table) -> str:
 
     width = len(table.columns)
     lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{l{'c' * width}}}", r"\toprule"]
-    lines += [" & ".join(["", *(_escaped(column.title) for column in table.columns)]) + r" \\", r"\midrule"]
+    lines += [" & ".join(["", *(_escaped(_one_line(column.title)) for column in table.columns)]) + r" \\", r"\midrule"]
     for section, label, values in _lines(table):
         if values is None:
             lines.append(rf"\multicolumn{{{width + 1}}}{{l}}{{\emph{{{_escaped(section)}}}}} \\")
         else:
-            lines.append(" & ".join([_escaped(label), *map(said, values)]) + r" \\")
+            lines.append(" & ".join([_escaped(label), *map(written, values)]) + r" \\")
     caption = ". ".join([table.title, *(["In brackets the paper's number and the gap"] if table.compared else [])])
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escaped(caption)}.}}", r"\end{table}"])
 
@@ -66,37 +77,13 @@ def comma_separated(tables: Sequence[Table]) -> str:
     """One line a number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    fields = (
-        "experiment",
-        "view",
-        "block",
-        "section",
-        "method",
-        "reading",
-        "measure",
-        "mean",
-        "sd",
-        "seeds",
-        "text",
-        "paper",
-        "paper_sd",
-        "gap",
-    )
-    writer.writerow((*fields, "best"))
+    writer.writerow("experiment view block section method reading measure mean sd seeds text paper paper_sd gap best".split())
     for table in tables:
         for row in table.rows:
             for column, value in zip(table.columns, row.values, strict=True):
                 place = (table.experiment, table.view, table.block, row.section, row.name, row.reading, column.key)
-                paper = ("", "") if value.paper is None else value.paper
-                numbers = (
-                    _exact(value.mean),
-                    _exact(None if value.mean is None else value.sd),
-                    value.seeds,
-                    value.text,
-                    *paper,
-                    _exact(value.gap),
-                )
-                writer.writerow((*place, *numbers, int(value.best)))
+                ours = (_exact(value.mean), _exact(None if value.mean is None else value.sd), value.seeds, value.text)
+                writer.writerow((*place, *ours, *(value.paper or ("", "")), _exact(value.gap), int(value.best)))
     return out.getvalue()
 
 
@@ -110,57 +97,88 @@ def plain(tables: Sequence[Table]) -> str:
 
 
 def _plain(table: Table) -> str:
-    def said(value: Value) -> str:
-        return value.ours + ("*" if value.best else " ") + ("" if value.gap is None else f" ({value.theirs}; {value.gap:+.1f})")
+    marked = any(column.better for column in table.columns)
 
-    lines: list[tuple[str, ...]] = [("", *(column.title for column in table.columns))]
+    def written(value: Value) -> str:
+        mark = "*" if value.best else " " if marked else ""
+        return value.ours + mark + ("" if value.gap is None else f" ({value.theirs}; {value.gap:+.1f})")
+
+    headings = [column.title.split("\n") for column in table.columns]
+    height = max(map(len, headings), default=1)
+    lines: list[tuple[str, ...]] = [("", *(heading[row] if row < len(heading) else "" for heading in headings)) for row in range(height)]
     for section, label, values in _lines(table):
-        lines.append((f"  {section}",) if values is None else (label, *map(said, values)))
+        lines.append((f"  {section}",) if values is None else (label, *map(written, values)))
     widths = [max(len(line[place]) for line in lines if place < len(line)) for place in range(1 + len(table.columns))]
     body = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=False)).rstrip() for line in lines]
     return "\n".join([table.title, *body, *table.notes, _legend(table, "*: the best.")])
 
 
 def _legend(table: Table, best: str) -> str:
-    said = ["Percent, mean ± sd over seeds." if any(column.percent for column in table.columns) else "Mean ± sd over seeds."]
+    sentences = ["Percent, mean ± sd over seeds." if any(column.percent for column in table.columns) else "Mean ± sd over seeds."]
     if any(column.better for column in table.columns):
-        said.append(best)
-    return " ".join([*said, "In brackets: the paper's number, and the gap to it."] if table.compared else said)
+        sentences.append(best)
+    return " ".join([*sentences, "In brackets: the paper's number, and the gap to it."] if table.compared else sentences)
 
 
 def show(tables: Sequence[Table]) -> None:
-    """On the terminal: bold and colours by rich, plain text without it."""
+    """On the terminal: bold and colours by rich, plain text without it.
+
+    As wide as the terminal: where a table is wider, the paper's numbers go below ours, and columns into a second part.
+    """
     try:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table as Drawn
-        from rich.text import Text
+        import rich.console
     except ImportError:
         print(plain(tables), end="")
         return
+    console = rich.console.Console()
+    for table in tables:
+        console.print(table.title, style="italic", markup=False, highlight=False)
+        for part in _parts(table, console):
+            console.print(part)
+        legend = _legend(table, "Bold: the best.").replace("In brackets", "Behind or below it")
+        console.print("\n".join([legend, *table.notes, ""]), style="dim", markup=False, highlight=False)
 
-    def said(value: Value) -> Text:
+
+def _parts(table: Table, console: Console) -> list[Drawn]:
+    """The table in one piece if it fits, else in as many as its columns need."""
+    from rich.measure import Measurement
+
+    def fits(places: Sequence[int], stacked: bool = False) -> bool:
+        wide = console.options.update(max_width=10_000)
+        return Measurement.get(console, wide, _drawn(table, places, stacked)).maximum <= console.width
+
+    every = list(range(len(table.columns)))
+    parts: list[list[int]] = [every if fits(every) else []]
+    for place in () if parts[0] else every:
+        if parts[-1] and not fits([*parts[-1], place], stacked=True):
+            parts.append([])
+        parts[-1].append(place)
+    return [_drawn(table, part, stacked=not fits(part)) for part in parts]
+
+
+def _drawn(table: Table, places: Sequence[int], stacked: bool) -> Drawn:
+    """Some columns of a table. A long label is folded, a number never."""
+    from rich import box
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    def number(value: Value) -> Text:
         text = Text(value.ours, style="bold" if value.best else "" if value.mean is not None else "dim")
         if value.gap is not None:
-            text.append(f" {value.theirs}", style="dim not bold").append(f" {value.gap:+.1f}", style=f"not bold {_colour(value)}")
+            text.append("\n" if stacked else " ").append(value.theirs, style="dim not bold")
+            text.append(f" {value.gap:+.1f}", style=f"not bold {_colour(value)}")
         return text
 
-    console = Console()
-    for table in tables:
-        drawn = Drawn(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, caption=_caption(table), caption_justify="left")
-        drawn.add_column("")
-        for column in table.columns:
-            drawn.add_column(column.title, justify="left" if table.compared else "right")
-        for section, label, values in _lines(table):
-            if values is None:
-                drawn.add_row(Text(section, style="italic"))
-            else:
-                drawn.add_row(label, *map(said, values))
-        console.print(drawn)
-
-
-def _caption(table: Table) -> str:
-    return "\n".join([_legend(table, "Bold: the best.").replace("In brackets", "Behind it"), *table.notes])
+    drawn = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    drawn.add_column("", overflow="fold", max_width=LABEL)
+    for place in places:
+        drawn.add_column(table.columns[place].title, justify="left" if table.compared else "right", no_wrap=True)
+    for section, label, values in _lines(table):
+        if values is None:
+            drawn.add_row(Text(section, style="italic"))
+        else:
+            drawn.add_row(Text(label), *(number(values[place]) for place in places))
+    return drawn
 
 
 def _colour(value: Value) -> str:

@@ -3,195 +3,191 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from expunge.experiments.plans import REFERENCE
 from expunge.report import svg
-from expunge.report.page_tables import Cell, Column, Paper, Table, beside, number, percent
-from expunge.report.rows import Row, Setting, Told, at, mean, place
+from expunge.report.aggregate import mean
+from expunge.report.page_tables import Cell, Column, Paper, Table, beside, heading, number, percent
+from expunge.report.rows import Content, Row, Setting, at
 
 POISON = "Attack success: share of triggered test images given the attacker's label; the poison's attack, not one on membership."
 MEASURES = {"remain": "remain", "forget": "forget", "unlearn_score": "score"}
 
 
-def chosen_on(results: Sequence[Told]) -> str:
+def chosen_on(results: Sequence[Content]) -> str:
     """Where the chosen epochs were chosen: on which part of the data."""
     parts = sorted({str(part) for part in (at(result, "best", "on") for result in results) if part})
     return " or ".join(parts)
 
 
 def accuracies(setting: Setting, paper: Paper, digits: int = 1) -> Table:
-    """Remain, forget and score: by the masks alone, at the chosen epoch, at the last."""
+    """Remain, forget and score: by the masks alone, and at the chosen epoch."""
     part = chosen_on(setting.results)
-    stages = {"masked": "Epoch 0: before training", "best": f"Epoch chosen on {part or 'unknown'} data", "last": "Last epoch"}
-    there = [stage for stage in stages if any(row.values(stage, "remain") for row in setting.rows)]
-    seeds = {len(row.results) for row in setting.rows}
-    counted = len(seeds) > 1  # else it is said once
+    stages = {"masked": "Epoch 0: before training", "best": f"Epoch chosen on {part or 'unknown'} data"}
+    flattered = " The epoch was chosen on the same test data the accuracies are of, as the paper does: they flatter." * ("test" in part)
+    return _accuracies(setting, paper, digits, stages, "Accuracies, %", f" Score: remain / (1 + forget).{flattered}")
+
+
+def at_the_end(setting: Setting, paper: Paper, digits: int = 1) -> Table | None:
+    """The same at the last epoch, where nothing was chosen; the paper prints no such numbers."""
+    if not any(row.values("last", "remain") for row in setting.methods):
+        return None
+    table = _accuracies(setting, paper, digits, {"last": ""}, "Accuracies at the last epoch, without a choice, %")
+    return replace(table, folded=True)
+
+
+def _accuracies(setting: Setting, paper: Paper, digits: int, stages: dict[str, str], caption: str, note: str = "") -> Table:
+    there = [stage for stage in stages if any(row.values(stage, "remain") for row in setting.methods or setting.rows)]
+    counts = {len(row.results) for row in (*setting.methods, *setting.references)}
+    counted = len(counts) > 1  # else it is said once
     columns = [Column("method"), *[Column("runs")] * counted]
     for stage in there:
         columns += [Column(title, stages[stage]) for title in MEASURES.values()]
         columns += [Column("epoch", stages[stage])] * (stage == "best")
+    reasons: dict[str, None] = {}
+
+    def compared(ours: Cell, row: Row, view: str, measure: str, digits: int = 1) -> Cell:
+        theirs = paper(row, view, measure)
+        if theirs is not None and theirs.reason and ours.value is not None:
+            reasons[theirs.reason] = None
+        return beside(ours, theirs, "" if view == "before" else measure, digits)  # which network one begins with is no merit
 
     def line(row: Row) -> list[Cell]:
-        cells = [Cell(row.label), *[Cell(str(len(row.results)), len(row.results))] * counted]
+        cells = [heading(row), *[Cell(str(len(row.results)), len(row.results))] * counted]
         for stage in there:
+            if row.network and stage != there[0 if row.network == "before" else -1]:  # it has one set of numbers, and they stand once
+                cells += [Cell("")] * (len(MEASURES) + (stage == "best"))
+                continue
             for measure in MEASURES:
-                ours = number(row.values(stage, measure), digits, averaged=row.averaged)
-                cells.append(beside(ours, paper(row, stage, measure), measure, digits))
+                ours = number(row.values(row.network or stage, measure), digits, averaged=row.averaged)
+                cells.append(compared(ours, row, "before" if row.network == "before" else stage, measure, digits))
             if stage == "best":
-                epoch = number(row.values("best", "epoch"), scale=1, averaged=row.averaged)
-                cells.append(beside(epoch, paper(row, stage, "epochs"), "epochs"))
+                trained = row.network != "before" and row.cell["method"]["name"] == row.method  # else its epochs are another method's
+                epoch = number(row.values("best", "epoch") if trained else [], scale=1, averaged=row.averaged)
+                cells.append(compared(epoch, row, stage, "epochs") if trained else Cell(""))
         return cells
 
-    def reference(path: str) -> list[Cell]:
-        row = Row(path, tuple(_once(setting.results, path)), averaged=setting.rows[0].averaged)
-        cells = [Cell(path), *[Cell(str(len(row.results)), len(row.results))] * counted]
-        for stage in there:
-            for measure in MEASURES:
-                ours = number(row.values(path, measure), digits, averaged=row.averaged)
-                theirs = paper(row, "before", measure) if path == "before" and stage == there[0] else None
-                cells.append(beside(ours, theirs, measure, digits))
-            cells += [Cell("")] * (stage == "best")
-        return cells
-
-    tested = " The epoch was chosen on the same test data the accuracies are of, as the paper does: they flatter." if "test" in part else ""
+    lines, references = [line(row) for row in setting.methods], [line(row) for row in setting.references]
     spreads = "" if setting.rows[0].averaged else " ± standard deviation"
-    over = "One run each" if seeds == {1} else f"Mean{spreads} over {'the runs' if counted else f'{max(seeds)} runs'}"
-    return Table(
-        "Accuracies, %",
-        columns,
-        [line(row) for row in setting.rows],
-        [reference(path) for path in ("before", "retrained") if _once(setting.results, path)],
-        f"{over}. Score: remain / (1 + forget).{tested}",
-    )
+    over = "One run each" if counts == {1} else f"Mean{spreads} over {'the runs' if counted else f'{max(counts)} runs'}"
+    return Table(caption, columns, lines, references, f"{over}.{note}{no_gaps(reasons)}")
 
 
-def _once(results: Sequence[Told], path: str) -> list[Told]:
-    """One result for each network of that kind: methods share the network they start from and the retrained one."""
-    found: dict[str, Told] = {}
-    for result in results:
-        if at(result, path, "remain") is not None:
-            cell = result["cell"]
-            found.setdefault(at(result, "weights", path) or f"{place(cell)} {cell.get('seed')}", result)
-    return list(found.values())
+def no_gaps(reasons: dict[str, None]) -> str:
+    """A note on the paper's numbers that stand without a gap."""
+    return f" No gap where numbers are not comparable: {'; '.join(reasons)}." if reasons else ""
 
 
 def nearness(setting: Setting) -> Table | None:
     """How near a method came to the retrained network, the success of the attack that the poison was for, and the seconds."""
+    same, divergence = "same class as retrained, %", "KL divergence from retrained"
     kinds = [
-        ("same class as retrained, %", ("agreement",), 100.0, 1),
-        ("same, remain %", ("agreement_by", "remain"), 100.0, 1),
-        ("same, forget %", ("agreement_by", "forget"), 100.0, 1),
-        ("KL from retrained", ("divergence",), 1.0, 3),
-        ("KL, remain", ("divergence_by", "remain"), 1.0, 3),
-        ("KL, forget", ("divergence_by", "forget"), 1.0, 3),
-        ("attack success, %", ("attack",), 100.0, 1),
-        ("seconds of work", ("work_seconds",), 1.0, 1),
+        (Column("all", same), ("agreement",), 100.0, 1),
+        (Column("remain", same), ("agreement_by", "remain"), 100.0, 1),
+        (Column("forget", same), ("agreement_by", "forget"), 100.0, 1),
+        (Column("all", divergence), ("divergence",), 1.0, 3),
+        (Column("remain", divergence), ("divergence_by", "remain"), 1.0, 3),
+        (Column("forget", divergence), ("divergence_by", "forget"), 1.0, 3),
+        (Column("attack success, %"), ("attack",), 100.0, 1),
+        (Column("seconds of work"), ("work_seconds",), 1.0, 1),
     ]
-    there = [kind for kind in kinds if any(row.values(*kind[1]) for row in setting.rows)]
+    there = [kind for kind in kinds if any(row.values(*kind[1]) for row in setting.methods)]
     if not [kind for kind in there if kind[1] != ("work_seconds",)]:
         return None
 
-    def reference(path: str) -> list[Cell]:
-        row = Row(path, tuple(_once(setting.results, path)))
-        exact = {"agreement": Cell("100.0", 100), "divergence": Cell("0.000", 0)} if path == "retrained" else {}
-        cells = [number(row.values(path, *where), digits, scale) for _, where, scale, digits in there]
-        return [Cell(path), *(exact.get(where[0].removesuffix("_by"), cell) for cell, (_, where, *_) in zip(cells, there, strict=True))]
+    def line(row: Row) -> list[Cell]:
+        path = [] if row.network is None else [row.network]
+        cells = [number(row.values(*path, *where), digits, scale, row.averaged) for _, where, scale, digits in there]
+        exact = {"agreement": Cell("100.0", 100), "divergence": Cell("0.000", 0)} if row.network == "retrained" else {}
+        return [heading(row), *(exact.get(where[0].removesuffix("_by"), cell) for cell, (_, where, *_) in zip(cells, there, strict=True))]
 
     return Table(
         "Distance to the retrained network",
-        [Column("method"), *(Column(kind[0]) for kind in there)],
-        [
-            [Cell(row.label), *(number(row.values(*path), digits, scale, row.averaged) for _, path, scale, digits in there)]
-            for row in setting.rows
-        ],
-        [reference(path) for path in ("before", "retrained") if _once(setting.results, path)],
+        [Column("method"), *(kind[0] for kind in there)],
+        [line(row) for row in setting.methods],
+        [line(row) for row in setting.references],
         POISON if any(kind[1] == ("attack",) for kind in there) else "",
     )
 
 
 def stability(setting: Setting, paper: Paper) -> Table | None:
     """Bars: how much each measure moves from epoch to epoch."""
-    found = [row for row in setting.rows if row.values("stability", "unlearn_score")]
-    if not found:
+    rows = [row for row in setting.methods if row.values("stability", "unlearn_score")]
+    if not rows:
         return None
     columns = [Column("method"), *(Column(f"Δ {title}") for title in MEASURES.values())]
-    means = {(row.label, each): mean(row.values("stability", each)) or 0.0 for row in found for each in MEASURES}
+    means = {(row.label, measure): mean(row.values("stability", measure)) or 0.0 for row in rows for measure in MEASURES}
     longest = max(means.values()) or 1.0
+    theirs = {(row.label, measure): paper(row, "stability", measure) for row in rows for measure in MEASURES}
 
     def line(row: Row) -> list[Cell]:
-        cells = [Cell(row.label)]
+        cells = [heading(row)]
         for measure in MEASURES:
-            ours = number(row.values("stability", measure), averaged=row.averaged)
-            told = beside(ours, paper(row, "stability", measure), "Δ")
-            drawn = svg.bar(means[row.label, measure] / longest, list(MEASURES).index(measure))
-            cells.append(Cell(told.text, told.value, told.paper, told.gap, told.short, drawn))
+            ours = beside(number(row.values("stability", measure), averaged=row.averaged), theirs[row.label, measure], "Δ")
+            cells.append(replace(ours, bar=svg.bar(means[row.label, measure] / longest, row.mark)))
         return cells
 
     return Table(
         "Fluctuation during fine-tuning, in points of percent",
         columns,
-        [line(row) for row in found],
+        [line(row) for row in rows],
         note="Mean change from one epoch to the next; shorter bars are steadier. All bars of this table have one scale."
-        + (" The paper prints its average over 16 models alone." if any(paper(row, "stability", "remain") for row in found) else ""),
+        + no_gaps({number.reason: None for number in theirs.values() if number is not None and number.reason}),
         kind="bars",
     )
 
 
+def relearned(row: Row) -> tuple[str, float] | None:
+    """Epochs until the forget loss is the original network's again, in words and as a number; None where they were not measured."""
+    times = [time for time in (result.get("relearn") for result in row.results) if time]
+    if not times:
+        return None
+    missed = sum(time["epochs"] is None for time in times)
+    centre = mean([time["limit"] if time["epochs"] is None else time["epochs"] for time in times]) or 0.0
+    return f"{'over ' * bool(missed)}{centre:.1f}" + (f" ({missed} of {len(times)} never within the limit)" if missed else ""), centre
+
+
 def relearning(setting: Setting) -> Table | None:
     """Bars: epochs until the forget loss is the original network's again."""
-    found = [(row, [told for told in (result.get("relearn") for result in row.results) if told]) for row in setting.rows]
-    found = [(row, told) for row, told in found if told]
-    if not found:
+    times = {row: time for row in setting.rows if (time := relearned(row))}
+    if not times:
         return None
-    limit = max(each["limit"] for _, told in found for each in told)
-    again = [(row, told) for row, told in found if row.cell["method"]["name"] == REFERENCE]
-
-    def line(label: str, told: Sequence[Told]) -> list[Cell]:
-        missed = sum(each["epochs"] is None for each in told)
-        centre = sum(each["limit"] if each["epochs"] is None else each["epochs"] for each in told) / len(told)
-        text = f"{'over ' * bool(missed)}{centre:.1f}" + (f" ({missed} of {len(told)} never within the limit)" if missed else "")
-        return [Cell(label), Cell(text, centre, bar=svg.bar(centre / limit, 0))]
-
-    margins = {(row.cell.get("relearn") or {}).get("margin", 0.0) for row, _ in found}
-    goal = (
-        "the original's again"
-        if margins == {0.0}
-        else f"within {' or '.join(f'{margin:g}' for margin in sorted(margins))} of the original's"
-    )
-    said = "" if again else " The retrained network's own time is not among these results."
+    limit = max(result["relearn"]["limit"] for row in times for result in row.results if result.get("relearn"))
+    margins = sorted({(row.cell.get("relearn") or {}).get("margin", 0.0) for row in times})
+    goal = "the original's again" if margins == [0.0] else f"within {' or '.join(f'{margin:g}' for margin in margins)} of the original's"
+    lines = {row: [heading(row), Cell(text, centre, bar=svg.bar(centre / limit, row.mark))] for row, (text, centre) in times.items()}
+    alone = "" if any(row.retrained for row in times) else " The retrained network's own time is not among these results."
     return Table(
         "Re-learn time, epochs on all data",
         [Column("method"), Column("epochs")],
-        [line(row.label, told) for row, told in found if (row, told) not in again],
-        [line(row.label, told) for row, told in again],
+        [line for row, line in lines.items() if not row.retrained],
+        [line for row, line in lines.items() if row.retrained],
         f"Until the loss on the forget data is {goal}, at most {limit}. "
-        "Best is the retrained network's; less: it is still in there." + said,
+        "Best is the retrained network's; less: it is still in there." + alone,
         "bars",
     )
 
 
 def classes(setting: Setting, part: str, caption: str, note: str, most: int = 12) -> Table | None:
     """Shaded: a row a network, a column a class; of many classes those that change most."""
-    found = [(row.label, average) for row in setting.rows if (average := _mean(row.lists(part, "after")))]
-    if not found:
+    lists = {row: _means(row.lists(part, row.network or "after")) for row in (*setting.references, *setting.methods)}
+    width = next((len(means) for row, means in lists.items() if means and row.network is None), 0)
+    lists = {row: means for row, means in lists.items() if len(means) == width}
+    if not width:
         return None
-    first = Row("", tuple(setting.results))
-    ends = [(name, average) for name in ("before", "retrained") if (average := _mean(first.lists(part, name)))]
-    width = len(found[0][1])
-    found, ends = ([each for each in some if len(each[1]) == width] for some in (found, ends))
-    base = ends[0][1] if ends else [0.0] * width
-    moved = [max(abs((told[index] or 0.0) - (base[index] or 0.0)) for _, told in [*found, *ends]) for index in range(width)]
+    base = next(iter(lists.values()))
+    moved = [max(abs((means[index] or 0.0) - (base[index] or 0.0)) for means in lists.values()) for index in range(width)]
     shown = sorted(sorted(range(width), key=lambda index: -moved[index])[:most])
     fewer = f" The {len(shown)} of {width} classes that change most." if len(shown) < width else ""
-
-    def line(label: str, told: Sequence[float | None]) -> list[Cell]:
-        return [Cell(label), *(Cell(percent(told[index]), told[index], shade=round(55 * (told[index] or 0.0))) for index in shown)]
-
+    lines = {
+        row: [heading(row), *(Cell(percent(means[index]), means[index], shade=round(55 * (means[index] or 0.0))) for index in shown)]
+        for row, means in lists.items()
+    }
     columns = [Column("method"), *(Column(str(index), "class") for index in shown)]
-    lines, references = [line(*each) for each in found], [line(*each) for each in ends]
-    return Table(caption, columns, lines, references, note + fewer, "heat")
+    references = [line for row, line in lines.items() if row.network]
+    return Table(caption, columns, [line for row, line in lines.items() if not row.network], references, note + fewer, "heat")
 
 
-def _mean(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
+def _means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
     """The mean of each place over the lists, None where no list has a number."""
     return [mean([value for value in values if value is not None]) for values in zip(*lists, strict=True)]

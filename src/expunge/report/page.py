@@ -10,21 +10,22 @@ from pathlib import Path
 
 from expunge import __version__
 from expunge.errors import InputError
-from expunge.experiments.plans import REFERENCE
+from expunge.experiments.cells import REFERENCE
 from expunge.experiments.results import Result, load
 from expunge.report import figures, measured
 from expunge.report.figures import Figure
+from expunge.report.overview import overview
 from expunge.report.page_tables import Table
 from expunge.report.parts import EXPERIMENTS, OTHER, PARTS, Experiment
 from expunge.report.printed import printed
-from expunge.report.provenance import failures, runs, summary
-from expunge.report.rows import Setting, Told, average, settings
+from expunge.report.provenance import facts, failures, runs
+from expunge.report.rows import Content, Setting, average, settings
+from expunge.report.tradeoff import tradeoff
 from expunge.storage import files
 from expunge.storage.documents import excerpt, read_json
 
 FOLDER = Path(__file__).parent / "template"
 AVERAGED = ("table1", "table2")  # the paper prints means over all its models there
-LONG = 40  # a table with more rows than this is folded away
 NOTES = "notes.json"  # beside the cells: {experiment: [paragraph, ...]}, what its readers should know
 
 Notes = Mapping[str, Sequence[str]]
@@ -50,10 +51,10 @@ class Section:
 
 def write(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
     """The page of a folder of results, written whole or not at all."""
-    found = load(folder)
-    if not found:
+    results = load(folder)
+    if not results:
         raise InputError("results", "must be a folder with results in its cells/", os.fspath(folder))
-    return files.write_bytes(out, page(found, os.fspath(folder), read_notes(folder)).encode(errors="replace"))
+    return files.write_bytes(out, page(results, os.fspath(folder), read_notes(folder)).encode(errors="replace"))
 
 
 def read_notes(folder: str | os.PathLike[str]) -> Notes:
@@ -61,69 +62,76 @@ def read_notes(folder: str | os.PathLike[str]) -> Notes:
     if not path.exists():
         return {}
     try:
-        found = read_json(path)
+        notes = read_json(path)
     except ValueError as error:
         raise InputError(NOTES, f"{path} must be JSON ({excerpt(error)})") from error
-    told = list(found.values()) if isinstance(found, dict) else [None]
-    if not all(isinstance(each, list) and all(isinstance(text, str) for text in each) for each in told):
+    lists = list(notes.values()) if isinstance(notes, dict) else [None]
+    if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in lists):
         raise InputError(NOTES, f"{path} must hold lists of texts by experiment")
-    return found
+    return notes
 
 
 def page(results: Iterable[Result], source: str = "", notes: Notes | None = None) -> str:
     """The HTML of results; `notes` are paragraphs for the head of an experiment's section."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    told = [asdict(result) for result in results]
-    for each in told:  # what was not masked starts where it was
-        if each["masked"] is None and each["history"] and each["cell"]["method"]["name"] != REFERENCE:
-            each["masked"] = each["history"][0]
-    done, failed = [each for each in told if not each.get("error")], [each for each in told if each.get("error")]
+    contents = [asdict(result) for result in results]
+    for content in contents:  # what was not masked starts where it was
+        if content["masked"] is None and content["history"] and content["cell"]["method"]["name"] != REFERENCE:
+            content["masked"] = content["history"][0]
+    done, failed = ([content for content in contents if bool(content.get("error")) is error] for error in (False, True))
     environment = Environment(
         loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.tests["table"] = lambda part: isinstance(part, Table)
-    shown_sections = [replace(each, notes=(notes or {}).get(each.name, ())) for each in sections(done)]
+    shown_sections = [replace(section, notes=(notes or {}).get(section.name, ())) for section in sections(done)]
     return environment.get_template("page.html").render(
         source=source,
         version=__version__,
-        summary=summary(done, failed),
+        overview=overview(contents, list(names(contents).values())) if done else None,
+        facts=facts(done, failed),
         sections=shown_sections,
-        absent=[EXPERIMENTS[name].title for name in EXPERIMENTS if name not in {each.name for each in shown_sections}],
+        absent=[EXPERIMENTS[name].title for name in EXPERIMENTS if name not in {section.name for section in shown_sections}],
         failed=failures(failed),
-        runs=runs(told),
-        long=LONG,
+        runs=runs(contents),
     )
 
 
-def sections(results: Sequence[Told]) -> list[Section]:
-    """One section an experiment: the paper's, then any other, then what belongs to none."""
-    names = {name for result in results for name in result["experiments"]}
-    own = {f"own-{index}": name for index, name in enumerate(sorted(names - EXPERIMENTS.keys()))}
-    made = [
-        section(anchor, EXPERIMENTS.get(anchor, Experiment(name, OTHER.text)), [each for each in results if name in each["experiments"]])
-        for anchor, name in ({name: name for name in EXPERIMENTS if name in names} | own).items()
+def names(results: Sequence[Content]) -> dict[str, str]:
+    """Experiments by the anchor of their section: the paper's, then any other, then "" for what belongs to none."""
+    known = {name for result in results for name in result["experiments"]}
+    own = {f"own-{index}": name for index, name in enumerate(sorted(known - EXPERIMENTS.keys()))}
+    alone = {"other": ""} if any(not result["experiments"] for result in results) else {}
+    return {name: name for name in EXPERIMENTS if name in known} | own | alone
+
+
+def sections(results: Sequence[Content]) -> list[Section]:
+    return [
+        section(
+            anchor,
+            EXPERIMENTS.get(anchor, Experiment(name or OTHER.title, OTHER.text)),
+            [result for result in results if name in (result["experiments"] or ("",))],
+        )
+        for anchor, name in names(results).items()
     ]
-    alone = [result for result in results if not result["experiments"]]
-    return [*made, *([section("other", OTHER, alone)] if alone else [])]
 
 
-def section(name: str, kind: Experiment, results: Sequence[Told]) -> Section:
-    found = settings(results)
-    if len(found) > 1 and name in AVERAGED:
-        found.append(average(found))
-    labels = dict.fromkeys(row.label for each in found for row in each.rows)
-    styles = {label: index for index, label in enumerate(labels)}
-    blocks = [block(f"{name}-{index}", name, kind, setting, styles) for index, setting in enumerate(found) if setting.rows]
+def section(name: str, kind: Experiment, results: Sequence[Content]) -> Section:
+    members = settings(results)
+    members = [setting for setting in members if setting.methods] or members  # the retrained network alone is a row of the others
+    if len(members) > 1 and name in AVERAGED:
+        members.append(average(members))
+    blocks = [block(f"{name}-{index}", name, kind, setting) for index, setting in enumerate(members) if setting.rows]
     return Section(name, kind.title, kind.text, blocks)
 
 
-def block(anchor: str, experiment: str, kind: Experiment, setting: Setting, styles: dict[str, int]) -> Block:
+def block(anchor: str, experiment: str, kind: Experiment, setting: Setting) -> Block:
     """The parts there are data for, and the names of those there are none for."""
     paper = partial(printed, experiment)
     makers = {
         "accuracies": lambda: measured.accuracies(setting, paper, kind.digits),
-        "tradeoff": lambda: figures.tradeoff(setting, f"{anchor}-tradeoff", styles),
+        "end": lambda: measured.at_the_end(setting, paper, kind.digits),
+        "tradeoff": lambda: tradeoff(setting, f"{anchor}-tradeoff"),
         "curves": lambda: figures.curves(setting, f"{anchor}-curves"),
         "nearness": lambda: measured.nearness(setting),
         "stability": lambda: measured.stability(setting, paper),
@@ -139,8 +147,8 @@ def block(anchor: str, experiment: str, kind: Experiment, setting: Setting, styl
     }
     wanted: Iterable[str] = kind.parts or PARTS
     if setting.rows[0].averaged:
-        wanted = [part for part in wanted if part in ("accuracies", "nearness", "stability")]
-    elif all(row.cell["method"]["name"] == REFERENCE for row in setting.rows):  # asked for to compare with: there is no method to look at
+        wanted = [part for part in wanted if part in ("accuracies", "end", "nearness", "stability")]
+    elif not setting.methods:  # asked for to compare with: there is no method to show
         wanted = ["accuracies"]
     made = {part: makers[part]() for part in wanted}
     return Block(

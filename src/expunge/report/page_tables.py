@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from expunge.experiments.paper import Number
-from expunge.report.rows import Row, mean, spread
+from expunge.report import svg
+from expunge.report.aggregate import aggregate
+from expunge.report.rows import Row
+
+BETTER = {"remain": 1, "unlearn_score": 1, "forget": -1, "Δ": -1}  # more, or less
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,10 @@ class Cell:
     bar: str = ""
     shade: int | None = None
     """Percent of the page's strong colour behind the text."""
+    mark: str = ""
+    """The method's, before the text."""
+    details: Sequence[str] = ()
+    """Lines in small below the text."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +45,37 @@ class Table:
     references: Sequence[Sequence[Cell]] = ()
     note: str = ""
     kind: str = ""
+    folded: bool = False
 
     @property
     def groups(self) -> list[tuple[str, int]]:
         """Headings over neighbouring columns, and how many each covers; none without any."""
-        found: list[tuple[str, int]] = []
+        groups: list[tuple[str, int]] = []
         for column in self.columns:
-            if found and found[-1][0] == column.group:
-                found[-1] = (column.group, found[-1][1] + 1)
+            if groups and groups[-1][0] == column.group:
+                groups[-1] = (column.group, groups[-1][1] + 1)
             else:
-                found.append((column.group, 1))
-        return found if any(name for name, _ in found) else []
+                groups.append((column.group, 1))
+        return groups if any(name for name, _ in groups) else []
 
 
-# The paper's number for a row, a view ("masked", "best", "stability") and a measure, in percent.
-Paper = Callable[[Row, str, str], Number | None]
+@dataclass(frozen=True)
+class Printed:
+    """The paper's number in percent, and why ours is not comparable with it; "" where it is."""
+
+    number: Number
+    reason: str = ""
+
+
+# The paper's number for a row, a view ("masked", "best", "stability", "before") and a measure.
+Paper = Callable[[Row, str, str], Printed | None]
+
+
+def heading(row: Row) -> Cell:
+    """The label of a row behind its method's mark; the network before has none."""
+    if row.network == "before":
+        return Cell(row.label)
+    return Cell(row.label, mark=svg.symbol(row.mark))
 
 
 def percent(value: float | None, digits: int = 1) -> str:
@@ -60,16 +84,18 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 def number(values: Sequence[float], digits: int = 1, scale: float = 100, averaged: bool = False) -> Cell:
     """Mean and standard deviation over the seeds."""
-    centre, width = mean(values), None if averaged else spread(values)
-    if centre is None:
+    ours = aggregate(values)
+    if ours.mean is None:
         return Cell("–")
-    return Cell(f"{scale * centre:.{digits}f}" + ("" if width is None else f" ± {scale * width:.{digits}f}"), scale * centre)
+    spread = "" if ours.sd is None or averaged else f" ± {scale * ours.sd:.{digits}f}"
+    return Cell(f"{scale * ours.mean:.{digits}f}{spread}", scale * ours.mean)
 
 
-def beside(ours: Cell, paper: Number | None, measure: str, digits: int = 1) -> Cell:
-    """Ours with the paper's number and the gap; it is short where ours is the worse one."""
+def beside(ours: Cell, paper: Printed | None, measure: str, digits: int = 1) -> Cell:
+    """Ours with the paper's number, and the gap where both are comparable; it is short where ours is the worse one."""
     if paper is None or ours.value is None:
         return ours
-    gap = round(ours.value - paper.value, digits) + 0.0  # not -0.0
-    short = gap < 0 if measure in ("remain", "unlearn_score") else gap > 0
-    return Cell(ours.text, ours.value, f"{paper.value:.{digits}f} ± {paper.sd:.{digits}f}", f"{gap:+.{digits}f}".replace("-", "−"), short)
+    theirs = paper.number
+    gap = round(ours.value - theirs.value, digits) + 0.0  # not -0.0
+    ours = replace(ours, paper=f"{theirs.value:.{digits}f} ± {theirs.sd:.{digits}f}")
+    return ours if paper.reason else replace(ours, gap=f"{gap:+.{digits}f}".replace("-", "−"), short=BETTER.get(measure, 0) * gap < 0)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from expunge.experiments.cells import REFERENCE
 from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
-from expunge.experiments.plans import CONTROL, REFERENCE, Entry, Experiment
+from expunge.experiments.plans import CONTROL, Entry, Experiment
 from expunge.experiments.results import DIVERGED, NO_DATA, Result
 from expunge.methods.lookup import told_apart
+from expunge.report.aggregate import aggregate
 from expunge.report.views import FINETUNE, VIEWS, Column
 
 NOT_RUN = "not run"
 REFUSED = "refused"
 MODELS = 16  # the paper's averages are over four datasets × four networks
+COMPARED = ("summary", "evidence")  # views of a comparison
 DATASETS = ("cifar10", "cifar100", "mnist", "tiny-imagenet")
 
 
@@ -29,6 +31,7 @@ class Value:
     text: str = ""
     paper: Number | None = None
     best: bool = False
+    digits: int = 1
 
     @property
     def gap(self) -> float | None:
@@ -38,7 +41,7 @@ class Value:
     def ours(self) -> str:
         if self.mean is None:
             return self.text
-        return f"{self.mean:.1f}" + (f" ±{self.sd:.1f}" if self.seeds > 1 else "")
+        return f"{self.mean:.{self.digits}f}" + (f" ±{self.sd:.{self.digits}f}" if self.seeds > 1 else "")
 
     @property
     def theirs(self) -> str:
@@ -85,7 +88,7 @@ def tables(experiment: Experiment, entries: Sequence[Entry], results: Mapping[st
     """Every view of every model, and of their average where there are several; `results` by digest."""
     blocks = list(dict.fromkeys(entry.block for entry in entries))
     parts = {block: [entry for entry in entries if entry.block == block] for block in blocks}
-    measured = {entry.block for entry in entries if (found := results.get(entry.cell.digest)) is not None and found.best is not None}
+    measured = {entry.block for entry in entries if (result := results.get(entry.cell.digest)) is not None and result.best is not None}
     if len(measured) > 1:
         parts[AVERAGE] = [entry for entry in entries if entry.block in measured]
     return [_table(experiment, view, block, part, results, len(measured)) for block, part in parts.items() for view in experiment.views]
@@ -93,8 +96,8 @@ def tables(experiment: Experiment, entries: Sequence[Entry], results: Mapping[st
 
 def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entry], results: Mapping[str, Result], models: int) -> Table:
     kept = [entry for entry in entries if _shown(results.get(entry.cell.digest), view)]
-    found = {entry.cell.digest: results[entry.cell.digest] for entry in kept if entry.cell.digest in results}
-    columns = VIEWS[view].columns(list(found.values()))
+    shown = {entry.cell.digest: results[entry.cell.digest] for entry in kept if entry.cell.digest in results}
+    columns = VIEWS[view].columns(list(shown.values()))
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in kept:
         groups.setdefault((entry.section, entry.row, str(entry.cell.method["reading"])), []).append(entry)
@@ -102,30 +105,32 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     notes: dict[str, None] = {}
     rows = []
     for (section, name, reading), members in groups.items():
-        held = [results.get(entry.cell.digest) for entry in members]
-        notes |= {f"{name}: {each.error}": None for each in held if each is not None and each.error is not None}
-        theirs = _printed(experiment.name, view, block, section, name, models)
+        of_seeds = [results.get(entry.cell.digest) for entry in members]
+        notes |= {f"{name}: {result.error}": None for result in of_seeds if result is not None and result.error is not None}
+        theirs = paper_numbers(experiment.name, view, block, section, name, models)
         rows.append(
             Row(
                 section,
                 name,
                 reading,
                 _label(name, kinds[name], reading, view),
-                tuple(replace(_value(column, held, name), paper=theirs.get(column.key)) for column in columns),
+                tuple(replace(_value(column, of_seeds, name), paper=theirs.get(column.key)) for column in columns),
             )
         )
     if view == "best" and any(row.name == REFERENCE for row in rows):
         notes["Retrain is measured at its last epoch: it was not chosen among several."] = None
     if experiment.name == "table2" and any(value.paper for row in rows for value in row.values) and block != AVERAGE:
         notes["The paper prints the average over its 16 models, and no number for this one."] = None
-    on = {each.best.on for each in found.values() if each.best is not None}
-    title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[each] for each in sorted(on)) or "nothing yet")
+    on = {result.best.on for result in shown.values() if result.best is not None}
+    title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[part] for part in sorted(on)) or "nothing yet")
     heading = f"{experiment.name}: {experiment.title}, {block}, {title}"
     return Table(experiment.name, view, block, heading, tuple(columns), tuple(_with_best(rows, columns, view)), tuple(notes))
 
 
 def _label(name: str, kind: str, reading: str, view: str) -> str:
     """Before any fine-tuning Finetune is w* itself, as in the paper's table."""
+    if name == ORIGINAL and view in COMPARED:
+        return "before"
     if name == ORIGINAL or (name == FINETUNE and view == "masked"):
         return "w*"
     return kind if reading == "text" else f"{kind}, {reading}"
@@ -136,7 +141,7 @@ def _shown(result: Result | None, view: str) -> bool:
     return result is None or result.error is not None or VIEWS[view].shows(result)
 
 
-def _printed(experiment: str, view: str, block: str, section: str, name: str, models: int) -> dict[str, Number]:
+def paper_numbers(experiment: str, view: str, block: str, section: str, name: str, models: int) -> dict[str, Number]:
     """An average of the paper's stands beside one of ours over as many models, and in table 2, which has nothing else, beside any."""
     if experiment == "table2" and block.partition("/")[0] in DATASETS:
         return printed(experiment, view, AVERAGE, section, name)
@@ -146,7 +151,7 @@ def _printed(experiment: str, view: str, block: str, section: str, name: str, mo
 def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
     """Over the seeds; those that have not run are left out, and what is said in place of a number tells why."""
     there = [result for result in results if result is not None]
-    values = [found for result in there if (found := column.value(result, row)) is not None]
+    values = [value for result in there if (value := column.value(result, row)) is not None]
     if not values:
         failed = next((result.error for result in there if result.error is not None), None)
         if failed is not None:
@@ -156,8 +161,8 @@ def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
         within = [value for value in values if value != inf]
         return Value(None, 0.0, len(values), "beyond" if not within else f"beyond in {len(values) - len(within)} of {len(values)}")
     scale = 100 if column.percent else 1
-    sd = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Value(scale * statistics.fmean(values), scale * sd, len(values))
+    ours = aggregate(values)
+    return Value(scale * (ours.mean or 0.0), scale * (ours.sd or 0.0), ours.count, digits=column.digits)
 
 
 def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> list[Row]:
@@ -175,6 +180,6 @@ def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> lis
     return [replace(row, values=tuple(values)) for row, values in zip(rows, marked, strict=True)]
 
 
-def empty(found: Sequence[Table]) -> int:
+def empty(tables: Sequence[Table]) -> int:
     """How many values have not been run."""
-    return sum(value.text == NOT_RUN for table in found for row in table.rows for value in row.values)
+    return sum(value.text == NOT_RUN for table in tables for row in table.rows for value in row.values)

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from expunge.methods.lookup import is_path
 from expunge.report.measured import chosen_on
 from expunge.report.page_tables import Cell, Column, Table, number
-from expunge.report.rows import Told, at, family, flat, place, shown
+from expunge.report.rows import Content, at, family, flat, place, shown
+
+LONG = 40  # a table with more rows than this is folded away
 
 
-def summary(done: Sequence[Told], failed: Sequence[Told]) -> list[tuple[str, str]]:
+def facts(done: Sequence[Content], failed: Sequence[Content]) -> list[tuple[str, str]]:
     """The page in a few words."""
     cells = [result["cell"] for result in done]
     seconds = sum(float(result.get("seconds") or 0) for result in [*done, *failed])
-    told = {
+    words = {
         "Runs": f"{len(done)} finished" + (f", {len(failed)} without a result" if failed else ""),
         "Data": ", ".join(sorted({str(cell.get("dataset")) for cell in cells})),
         "Networks": ", ".join(sorted({str(cell.get("network")) for cell in cells})),
@@ -23,31 +25,31 @@ def summary(done: Sequence[Told], failed: Sequence[Told]) -> list[tuple[str, str
         "Epoch chosen on": f"{chosen} data" if (chosen := chosen_on(done)) else "",
         "Time": f"{seconds:.0f} seconds" if seconds < 600 else f"{seconds / 3600:.1f} hours",
     }
-    return [(key, value) for key, value in told.items() if value]
+    return [(key, value) for key, value in words.items() if value]
 
 
-def failures(failed: Sequence[Told]) -> Table | None:
+def failures(failed: Sequence[Content]) -> Table | None:
     """The runs without a result, and why."""
     if not failed:
         return None
     seeds: dict[tuple[str, str, str], list[str]] = {}
-    for each in failed:
-        cell = each["cell"]
-        seeds.setdefault((place(cell), family(flat(cell)), str(each["error"])), []).append(str(cell.get("seed")))
-    rows = [[Cell(setting), Cell(method), Cell(", ".join(found)), Cell(why)] for (setting, method, why), found in seeds.items()]
+    for result in failed:
+        cell = result["cell"]
+        seeds.setdefault((place(cell), family(flat(cell)), str(result["error"])), []).append(str(cell.get("seed")))
+    rows = [[Cell(setting), Cell(method), Cell(", ".join(names)), Cell(why)] for (setting, method, why), names in seeds.items()]
     columns = [Column("setting"), Column("method"), Column("seeds"), Column("why")]
     return Table("Runs without a result", columns, rows, note="They are in no table and no figure of this page.", kind="text")
 
 
-def runs(results: Sequence[Told]) -> list[Table]:
+def runs(results: Sequence[Content]) -> list[Table]:
     """How it was run: settings of the methods, versions, machines, and every run."""
-    methods: dict[tuple[str, str], list[Told]] = {}
+    methods: dict[tuple[str, str], list[Content]] = {}
     for result in results:
-        told = flat(result["cell"])
+        values = flat(result["cell"])
         details = ", ".join(
-            f"{key.removeprefix('method.').replace('_', ' ')} {value}" for key, value in told.items() if not _named(key, value)
+            f"{key.removeprefix('method.').replace('_', ' ')} {value}" for key, value in values.items() if not _named(key, value)
         )
-        methods.setdefault((family(told), details), []).append(result)
+        methods.setdefault((family(values), details), []).append(result)
     machines: dict[tuple[str, str], int] = {}
     for result in results:
         key = tuple(_pairs(result.get(part) or {}) for part in ("versions", "hardware"))
@@ -72,12 +74,13 @@ def runs(results: Sequence[Told]) -> list[Table]:
                 [
                     Cell(label),
                     Cell(details),
-                    Cell(str(len(found)), len(found)),
-                    number([float(each.get("seconds") or 0) for each in found], scale=1),
+                    Cell(str(len(members)), len(members)),
+                    number([float(result.get("seconds") or 0) for result in members], scale=1),
                 ]
-                for (label, details), found in methods.items()
+                for (label, details), members in methods.items()
             ],
             kind="text",
+            folded=len(methods) > LONG,
         ),
         Table(
             "Versions and hardware",
@@ -90,6 +93,7 @@ def runs(results: Sequence[Told]) -> list[Table]:
             [Column("run"), Column("setting"), Column("method"), Column("seed"), Column("seconds"), *weights],
             every,
             kind="text",
+            folded=len(every) > LONG,
         ),
     ]
 
@@ -99,10 +103,10 @@ def _named(key: str, value: str) -> bool:
     return key == "method.reading" or (key == "method.name" and not is_path(value))
 
 
-def _pairs(told: Told) -> str:
-    return ", ".join(f"{key} {shown(value)}" for key, value in told.items()) or "not told"
+def _pairs(content: Content) -> str:
+    return ", ".join(f"{key} {shown(value)}" for key, value in content.items()) or "unknown"
 
 
-def _seed(result: Told) -> Cell:
+def _seed(result: Content) -> Cell:
     seed = result["cell"].get("seed")
     return Cell(str(seed), seed if isinstance(seed, int) else None)

@@ -22,6 +22,7 @@ class Column:
     value: Callable[[Result, str], float | None]
     better: Literal["high", "low"] | None = None
     percent: bool = True
+    digits: int = 1
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ def _scores(part: Callable[[Result, str], object], epochs: bool) -> list[Column]
     def measure(name: str) -> Callable[[Result, str], float | None]:
         return lambda result, row: getattr(part(result, row), name, None)
 
-    found = [
+    scores = [
         Column("remain", "remain", measure("remain"), "high"),
         Column("forget", "forget", measure("forget"), "low"),
         Column("unlearn_score", "unlearn score", measure("unlearn_score"), "high"),
     ]
     # No bold here: to be done at once is no merit of a method that forgets nothing.
-    return [*found, Column("epochs", "epochs", measure("epoch"), percent=False)] if epochs else found
+    return [*scores, Column("epochs", "epochs", measure("epoch"), percent=False)] if epochs else scores
 
 
 def _attack(results: Sequence[Result]) -> list[Column]:
@@ -65,10 +66,45 @@ def _by_epoch(measure: str) -> Callable[[Sequence[Result]], list[Column]]:
         return lambda result, row: getattr(result.history[min(epoch, len(result.history) - 1)], measure) if result.history else None
 
     def columns(results: Sequence[Result]) -> list[Column]:
-        most = max([1, *(len(each.history) for each in results)])  # where nothing has one, there is a column to say so
+        most = max([1, *(len(result.history) for result in results)])  # where nothing has one, there is a column to say so
         return [Column(f"{measure} {epoch}", str(epoch), at(epoch)) for epoch in range(most)]
 
     return columns
+
+
+def _summary(results: Sequence[Result]) -> list[Column]:
+    """What a method did, and what it cost."""
+
+    def part(name: str, measure: str) -> Callable[[Result, str], float | None]:
+        return lambda result, row: getattr(getattr(result, name), measure, None)
+
+    def epoch(result: Result, row: str) -> float | None:
+        return None if row == ORIGINAL or result.best is None else result.best.epoch
+
+    return [
+        *(Column(f"masked {measure}", f"masked\n{measure}", part("masked", measure)) for measure in ("remain", "forget")),
+        *(Column(measure, f"after\n{measure}", part("best", measure)) for measure in ("remain", "forget")),
+        Column("unlearn_score", "after\nscore", part("best", "unlearn_score")),
+        Column("epoch", "\nepoch", epoch, None, False, 0),
+        Column("seconds", "time,\ns", lambda result, row: result.work_seconds, None, False, 2),
+    ]
+
+
+def _evidence(results: Sequence[Result]) -> list[Column]:
+    """How far the network is from the retrained one."""
+
+    def by(measure: str, part: str) -> Callable[[Result, str], float | None]:
+        return lambda result, row: getattr(result, measure).get(part)
+
+    return [
+        Column("stability", "score\nΔ", lambda result, row: getattr(result.stability, "unlearn_score", None)),
+        Column("relearn", "re-\nlearn", _relearned, percent=False),
+        *(replace(column, title="\nattack", better=None) for column in _attack(results)),
+        Column("agreement remain", "same\nremain", by("agreement_by", "remain")),
+        Column("agreement forget", "same\nforget", by("agreement_by", "forget")),
+        Column("divergence remain", "KL\nremain", by("divergence_by", "remain"), None, False, 2),
+        Column("divergence forget", "KL\nforget", by("divergence_by", "forget"), None, False, 2),
+    ]
 
 
 def _relearned(result: Result, row: str) -> float | None:
@@ -83,6 +119,8 @@ def _limit(results: Sequence[Result]) -> list[Column]:
 
 
 VIEWS = {
+    "summary": View("accuracies", _summary),
+    "evidence": View("evidence", _evidence),
     "masked": View(
         "without fine-tuning",
         lambda results: _scores(lambda result, row: result.history[0] if result.history else None, epochs=False),
@@ -98,7 +136,7 @@ VIEWS = {
     ),
     "stability": View(
         "mean change from epoch to epoch",
-        lambda results: [replace(each, better="low") for each in _scores(lambda result, row: result.stability, epochs=False)],
+        lambda results: [replace(column, better="low") for column in _scores(lambda result, row: result.stability, epochs=False)],
         lambda result: result.stability is not None,
     ),
     "relearn": View("epochs until the forget data are known again; the retrained network's is the measure", _limit),

@@ -22,7 +22,6 @@ from expunge.storage.files import check_folder
 from expunge.storage.locks import held_and_removed
 
 RESULT = "result.json"
-STOPPED = "stopped"  # the folder in the folder of what was done before Ctrl-C
 LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}  # what file managers leave wherever they look
 
 
@@ -67,21 +66,17 @@ class Reserved:
             return self.folder.with_name(f".{self.folder.name}.expunge-{name}")
         return self.folder / f".expunge-{name}"
 
-    def save(self, write: Callable[[Path], object], stopped: bool = False) -> Path:
-        """Have `write` fill a new folder, and put it in the place of the earlier result, or in STOPPED beside that; all of it or nothing.
+    def save(self, write: Callable[[Path], object]) -> Path:
+        """Have `write` fill a new folder, and put it in the place of the earlier result; all of it or nothing.
 
         An error of the system names the file as it would have been called.
         """
-        shown = self.shown / STOPPED if stopped else self.shown
         try:
             self.new.mkdir()
             write(self.new)
             self.check()  # again: the work may have taken hours
-            if stopped:
-                self.folder.mkdir(exist_ok=True)
-                self._swap(self.folder / STOPPED)
-            elif self.movable:
-                self._swap(self.folder)
+            if self.movable:
+                self._swap()
             else:
                 os.replace(self.new, self.finished)
                 self._move_in()
@@ -91,18 +86,18 @@ class Reserved:
             file = Path(os.path.realpath(os.fsdecode(error.filename)))
             if not file.is_relative_to(self.new):
                 raise
-            raise OSError(error.errno, error.strerror, os.fspath(shown / file.relative_to(self.new))) from error
-        return shown
+            raise OSError(error.errno, error.strerror, os.fspath(self.shown / file.relative_to(self.new))) from error
+        return self.shown
 
-    def _swap(self, target: Path) -> None:
+    def _swap(self) -> None:
         try:
-            if target.is_dir():
-                shutil.copymode(target, self.new)
-                os.replace(target, self.earlier)
-            os.replace(self.new, target)
+            if self.folder.is_dir():
+                shutil.copymode(self.folder, self.new)
+                os.replace(self.folder, self.earlier)
+            os.replace(self.new, self.folder)
         except BaseException:
-            if self.earlier.exists() and not target.exists():
-                os.replace(self.earlier, target)
+            if self.earlier.exists() and not self.folder.exists():
+                os.replace(self.earlier, self.folder)
             raise
 
     def _move_in(self) -> None:
@@ -113,7 +108,6 @@ class Reserved:
                 os.replace(self.finished / name, self.folder / name)
         for name in replaced - added:
             (self.folder / name).unlink(missing_ok=True)
-        remove(self.folder / STOPPED)
         os.replace(self.finished / RESULT, self.folder / RESULT)
 
     def recover(self) -> None:
@@ -173,9 +167,7 @@ def strangers(folder: Path, command: str, own: Iterable[str] = ()) -> Iterator[s
         return
     known = {*listed(folder, command), *own, *LITTER}
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name == STOPPED and entry.is_dir(follow_symlinks=False):
-            yield from (f"{STOPPED}/{name}" for name in strangers(Path(entry.path), command))
-        elif entry.name not in known or (entry.is_dir() and entry.name not in own):
+        if entry.name not in known or (entry.is_dir() and entry.name not in own):
             yield entry.name
 
 
@@ -188,6 +180,15 @@ def listed(folder: Path, command: str) -> set[str]:
         return {name for name in content["files"] if isinstance(name, str) and Path(name).name == name}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
+
+
+def check_owned(argument: str, out: str | os.PathLike[str], command: str, names: Iterable[str]) -> None:
+    """Refuse a folder where a file that the command would write is there, and is not of an earlier run of it."""
+    folder = Path(out)
+    owned = listed(folder, command)
+    if (stranger := next((name for name in (RESULT, *names) if os.path.lexists(folder / name) and name not in owned), None)) is not None:
+        rule = f"must be a folder where `expunge {command}` replaces no file but its own: choose another, or move what is there"
+        raise InputError(argument, rule, os.fspath(folder / stranger))
 
 
 def remove(folder: Path) -> None:

@@ -19,13 +19,14 @@ from expunge.data.batches import Batches, Data, Rows, as_batches, device_of, to_
 from expunge.data.calling import RAW, not_about_inputs, unusable
 from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
-from expunge.errors import DivergedError, InputError, ModelError, naming
+from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened
 from expunge.runtime.cuda_graphs import Replays
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
 from expunge.training import checkpoints, holding
+from expunge.training.explosion import Explosion
 from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
 from expunge.training.single_samples import Lone
 from expunge.training.tuning import Precision, Tuning
@@ -33,6 +34,7 @@ from expunge.validate import check_number, shown
 
 __all__ = [
     "Constant",
+    "Loss",
     "Losses",
     "Phase",
     "Precision",
@@ -46,7 +48,8 @@ __all__ = [
     "train_phases",
 ]
 
-Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss a sample
+Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss per sample
+Loss = Callable[[nn.Module, Batch, Losses], Tensor]  # (model, batch, losses) -> the number to minimise
 
 
 def train(
@@ -98,7 +101,7 @@ class Phase:
 
     batches: Batches
     argument: str
-    loss: Callable[[nn.Module, Batch, Losses], Tensor] | None = None
+    loss: Loss | None = None
     samples: Callable[[Batch], Batch] = lambda batch: batch
     replayable: bool = False
 
@@ -196,8 +199,8 @@ def _epoch(
             if done + iteration + 1 < length:
                 yield
         done += len(phase.batches)
-    if len(bad := torch.nonzero(~torch.isfinite(noted))):
-        raise DivergedError(f"the loss is no longer finite: epoch {epoch + 1}, iteration {int(bad[0]) + 1} of {length}")
+    plain = all(phase.loss is None for phase in phases)
+    update.explosion.check(noted, epoch, [phase.batches.source for phase in phases] if plain else None)
     return float(noted.sum()) / made
 
 
@@ -230,7 +233,7 @@ class _Update:
 
     def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
         self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
-        self.lone = Lone(model, objective)
+        self.lone, self.explosion = Lone(model, objective), Explosion(tuning, objective)
         self._replays: dict[int, Replays[Tensor] | None] = {}
         self._rate: float | None = None
 
@@ -245,7 +248,12 @@ class _Update:
 
     def _loss(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
         try:
-            return (phase.loss or partial(_mean_loss, self.objective))(self.model, batch, losses)
+            if phase.loss is not None:
+                return _number(phase.loss(self.model, batch, losses))
+            logits = self.objective.logits(self.model, batch)
+            loss = losses(logits, self.objective.targets(batch)).mean()
+            self.explosion.begin(loss, logits.shape)
+            return loss
         except RAW as error:
             if not_about_inputs(error):
                 raise
@@ -303,8 +311,12 @@ def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
             objective.check_batch(logits, batch, same_batch=first)
 
 
-def _mean_loss(objective: Objective, model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
-    return losses(objective.logits(model, batch), objective.targets(batch)).mean()
+def _number(loss: Any) -> Tensor:
+    """What a loss of one's own returned."""
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise InputError("loss", "must return the number to minimise, a tensor of one value that depends on the weights", shape)
 
 
 def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:

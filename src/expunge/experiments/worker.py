@@ -1,0 +1,155 @@
+"""Run a list of cells that a file holds, in this process or in several that share the work.
+
+    python -m expunge.experiments.worker CELLS.json
+
+`expunge bench run --dry-run --cells CELLS.json` writes such a file, for another machine; needs torch, numpy and safetensors alone. Ends
+with 0 where every cell has a result, with 1 where one has none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Thread
+from typing import Annotated
+
+from expunge.errors import InputError
+from expunge.experiments.cells import check_cell, digest_of
+from expunge.experiments.results import BROKEN
+from expunge.experiments.runner import Place, Task, run
+from expunge.runtime.exits import ended, on_one_line, uninterrupted
+from expunge.runtime.modes import device_named
+from expunge.storage.codec import Within, decode, encode
+from expunge.storage.documents import excerpt, read_json
+from expunge.storage.files import write_json
+
+STARTING = "\u25b6 "  # before what a worker is about to do, for the process that shows it
+
+
+@dataclass(frozen=True)
+class Work:
+    """Cells, and where and how to run them; without a `device` on what there is."""
+
+    tasks: tuple[Task, ...]
+    folder: str
+    models: str
+    data: str | None = None
+    device: str | None = None
+    together: Annotated[int, Within(1)] = 9
+    compiled: bool = False
+    keep: bool = False
+    jobs: Annotated[int, Within(1)] = 1
+
+    @property
+    def place(self) -> Place:
+        device = device_named(self.device)
+        return Place(Path(self.folder), Path(self.models), self.data, device, self.together, self.compiled, self.keep)
+
+
+def read_work(path: str | os.PathLike[str]) -> Work:
+    try:
+        work = decode(Work, read_json(path), "the list")
+        for task in work.tasks:
+            check_cell(task.cell)
+        return work
+    except BROKEN as error:
+        rule = f"{os.fspath(path)} must be cells as `expunge bench run --cells` writes them ({excerpt(error)})"
+        raise InputError("cells", rule) from error
+
+
+def run_work(work: Work, say: Callable[[str], None], starting: Callable[[str], None] | None = None, parent: int | None = None) -> int:
+    """Do what is not done; return the number of cells, or of processes, that broke. Ends after the cell in hand when a `parent` has."""
+    if work.jobs > 1:
+        return _in_processes(work, say, starting)
+    return run(work.tasks, work.place, say, starting or (lambda label: None), wanted=lambda: parent in (None, os.getppid()))
+
+
+def _in_processes(work: Work, say: Callable[[str], None], starting: Callable[[str], None] | None) -> int:
+    """Several processes; where someone listens to what starts, all they print goes there, else straight to standard error."""
+    content = encode(replace(work, jobs=1))
+    path = write_json(Path(work.folder) / "asked" / f"{digest_of(content)}.json", content)
+    command = [sys.executable, "-m", "expunge.experiments.worker", str(path), str(os.getpid())]
+    command += [] if starting is None else [STARTING]
+    errors = None if starting is None else subprocess.PIPE
+    workers: list[subprocess.Popen[str]] = []
+    listeners: list[Thread] = []
+    try:
+        with _deaf_to_ctrl_c():
+            for _ in range(work.jobs):
+                workers.append(subprocess.Popen(command, env=_same_imports(), stderr=errors, text=True))
+        for worker in workers:
+            if starting is not None:
+                listeners.append(Thread(target=_listen, args=(worker, say, starting)))
+                listeners[-1].start()
+        codes = [worker.wait() for worker in workers]
+    except BaseException:
+        with uninterrupted():  # a second Ctrl-C must not leave some of them running
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.wait()
+        raise
+    finally:
+        for listener in listeners:
+            listener.join()
+    for code in codes:
+        if code < 0:  # each tells the rest itself
+            say(f"a process was ended by {signal.Signals(-code).name}; the same command does what is left")
+    return sum(code != 0 for code in codes)
+
+
+def _listen(worker: subprocess.Popen[str], say: Callable[[str], None], starting: Callable[[str], None]) -> None:
+    assert worker.stderr is not None
+    with worker.stderr as lines:
+        for line in lines:
+            text = line.rstrip("\n")
+            starting(text.removeprefix(STARTING)) if text.startswith(STARTING) else say(text)
+
+
+def _same_imports() -> dict[str, str]:
+    """The environment of a process that finds modules where this one does, such as those of methods of one's own."""
+    folders = [os.path.abspath(folder) for folder in sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Processes started here do not hear Ctrl-C, which would end each with a traceback: they are ended by the one that started them.
+
+    That one hears it, when all are started. The mask is what they inherit; it keeps the signal from this thread alone. Windows has none.
+    """
+    with uninterrupted():
+        if not hasattr(signal, "pthread_sigmask"):
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Of one file; workers are also told their parent's process, and whether it listens to what starts."""
+    path, *told = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if not path or len(told) > 2 or not all(text == STARTING or text.isdecimal() for text in told):
+        raise InputError("cells", "must be one file, as `expunge bench run --cells` writes it", " ".join([path, *told]) or "none")
+    work = read_work(path)
+
+    def say(line: str) -> None:
+        print(on_one_line(line), file=sys.stderr, flush=True)
+
+    starting = (lambda label: say(STARTING + label)) if STARTING in told else None
+    run_work(work, say, starting, int(told[0]) if told else None)
+    place = work.place
+    return 0 if all(place.done(task.cell) for task in work.tasks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(ended(main, "expunge.experiments.worker"))
