@@ -1,7 +1,7 @@
 """Pack CIFAR-10's training images to carry to a GPU machine: python -m benchmarks.forgetting.sheets DATA FOLDER
 
-Ten sheets of 50 × 100 pictures as lossless WebP, 8.7 MB each, in FOLDER/first and FOLDER/second: 43 MB a call, under its 64 MiB. `images.load` reads
-them from one folder, pixel for pixel.
+Ten sheets of 50 × 100 pictures as lossless WebP, 8.7 MB each, in FOLDER/first and FOLDER/second: 43 MB a call, under its 64 MiB.
+`images.load` reads them from one folder, pixel for pixel.
 """
 
 from __future__ import annotations

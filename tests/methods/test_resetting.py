@@ -13,7 +13,6 @@ from torch.utils.data import Subset, TensorDataset
 from expunge.data.objective import Objective
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.methods import ByFisher, ResetAndDistil
-from expunge.model.renewal import fresh_values
 from expunge.training import Constant, Distillation, OneCycle, Tuning
 from expunge.unlearning import unlearn
 from tests import reference
@@ -71,17 +70,6 @@ def test_the_patch_is_what_was_reset():
     outcome = unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(1.0, tuning=cases.QUICK))
     assert "0.bias" not in outcome.edit.edits  # frozen
     assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} <= {*outcome.edit.edits}
-
-
-def test_without_a_builder_modules_reset_themselves():
-    model = cases.model()
-    torch.manual_seed(4)
-    found = fresh_values(model, ["5.weight", "5.bias", "1.weight"])
-    torch.manual_seed(4)
-    linear = nn.Linear(64, 8)
-    # A BatchNorm of which one parameter is wanted keeps its statistics.
-    assert found.keys() == {"1.weight", "5.weight", "5.bias"}
-    assert torch.equal(found["5.weight"], linear.weight) and torch.equal(found["5.bias"], linear.bias)
 
 
 def test_fisher_chooses_kernels_by_the_ratio():

@@ -17,14 +17,15 @@ def fresh_values(model: nn.Module, names: Collection[str], fresh: nn.Module | No
 
     From the network `fresh`, or from `reset_parameters` of the modules that hold them. The model is left as it is.
     """
-    parameters = dict(model.named_parameters())
-    wanted = {name for name in names if name in parameters and parameters[name].requires_grad}
+    first_names = {parameter: name for name, parameter in model.named_parameters()}  # of one that modules share
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    wanted = {first_names[parameters[name]] for name in names if parameters[name].requires_grad}
     owners = _owners(model, wanted)
     new = _renewed(model, owners, wanted) if fresh is None else _like(model, fresh)
     whole = [prefix for prefix, module in owners.items() if all(name in wanted for name in _own(prefix, module))]
     buffers = {_join(prefix, name) for prefix in whole for name, _ in owners[prefix].named_buffers(recurse=False)}
-    values = new.state_dict()
-    return {name: values[name].detach().clone() for name in values if name in wanted | buffers}
+    values, held = new.state_dict(), model.state_dict()
+    return {name: values[name].detach().to(held[name], copy=True) for name in values if name in wanted | buffers}
 
 
 def _owners(model: nn.Module, wanted: Collection[str]) -> dict[str, nn.Module]:
@@ -41,11 +42,11 @@ def _join(prefix: str, name: str) -> str:
 
 
 def _like(model: nn.Module, fresh: nn.Module) -> nn.Module:
-    """The fresh network, where it has the model's parameters, on its device."""
+    """The fresh network, where it has the model's parameters."""
     forms = [{name: tuple(value.shape) for name, value in network.state_dict().items()} for network in (model, fresh)]
     if different := sorted(name for name in {*forms[0], *forms[1]} if forms[0].get(name) != forms[1].get(name)):
         raise InputError("fresh", "must build a network with the same parameters", ", ".join(different[:4]))
-    return fresh.to(next(model.parameters()))
+    return fresh
 
 
 def _renewed(model: nn.Module, owners: dict[str, nn.Module], wanted: Collection[str]) -> nn.Module:
