@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,10 @@ def test_a_single_logit_is_none_of_classes(logits):
 def test_classes_is_true_or_false(classes):
     with pytest.raises(InputError, match="^objective.classes: must be True or False; found"):
         Objective(losses=squared, classes=classes)
+
+
+def test_classes_may_be_a_flag_of_numpy():
+    assert Objective(losses=squared, classes=numpy.bool_(False)).classes is False
 
 
 def test_the_default_loss_is_always_of_classes():

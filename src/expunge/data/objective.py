@@ -79,13 +79,14 @@ class Objective:
                 raise InputError(f"objective.{argument}", "must be a function, or an object that can be called as one", shown(function))
         if self.classes is not None:
             check_flag("objective.classes", self.classes)
-        if self.classes is not None and not self.classes and self.losses is cross_entropy:
+            object.__setattr__(self, "classes", bool(self.classes))  # of NumPy
+        if self.classes is False and self.losses is cross_entropy:
             raise InputError("objective.classes", "must be True with the default loss, which is of classes; give losses=... too", False)
 
     @property
     def of_classes(self) -> bool:
         """Whether the outputs are class logits: what was said, and of the default loss."""
-        return self.losses is cross_entropy if self.classes is None else bool(self.classes)
+        return self.losses is cross_entropy if self.classes is None else self.classes
 
     def logits(self, model: Callable[..., Any], batch: Batch) -> Tensor:
         """What `outputs` returns. What a model raises for a batch that it cannot take becomes an error that names both."""
