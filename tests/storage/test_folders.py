@@ -261,3 +261,47 @@ def test_what_a_kill_leaves_is_removed_from_any_working_directory(tmp_path, monk
     monkeypatch.chdir(tmp_path / ("." if killed_in == "out" else "out"))
     save(tmp_path / "out", "two")
     assert tree(tmp_path) == {"out/two": b"new", "out/result.json": None} and not left.exists()
+
+
+def write_parts(names, content, folder):
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "file").write_bytes(content)
+        (folder / name / "result.json").write_text(json.dumps(signature("part", ["file"])))
+    (folder / "result.json").write_text(json.dumps(signature("demo", [f"{name}/" for name in names])))
+
+
+def save_parts(out, *names, content=b"new"):
+    with reserved("out", out, "demo") as place:
+        place.save(partial(write_parts, names, content))
+
+
+def test_folders_in_a_result_are_replaced_whole(out):
+    save_parts(out, "one", "two", content=b"old")
+    save_parts(out, "two", "three")
+    files = {f"out/{name}/file": b"new" for name in ("two", "three")}
+    assert tree(out.parent) == files | {f"out/{name}result.json": None for name in ("", "two/", "three/")}
+    save(out, "plain")
+    assert tree(out.parent) == {"out/plain": b"new", "out/result.json": None} and not (out / "two").exists()
+
+
+@pytest.mark.parametrize("stranger", ["two/mine", "two/folder/mine"])
+def test_what_is_not_of_a_folder_in_a_result_is_refused(out, stranger):
+    save_parts(out, "one", "two")
+    (out / stranger).parent.mkdir(exist_ok=True)
+    (out / stranger).write_text("mine")
+    before = tree(out.parent)
+    with pytest.raises(InputError, match=f"found .*{stranger.rpartition('/')[0]}"), reserved("out", out, "demo"):
+        pytest.fail("must not begin")
+    assert tree(out.parent) == before
+
+
+def test_a_link_is_no_folder_of_a_result(out):
+    save_parts(out, "one")
+    (out / "one" / "file").unlink()
+    (out / "one" / "result.json").unlink()
+    (out / "one").rmdir()
+    (out.parent / "mine").mkdir()
+    (out / "one").symlink_to(out.parent / "mine")
+    with pytest.raises(InputError, match="found .*one"), reserved("out", out, "demo"):
+        pytest.fail("must not begin")

@@ -31,6 +31,12 @@ def _in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
+def announce(text: str, enabled: bool) -> None:
+    """Say on a line of its own what begins now."""
+    if enabled:
+        print(text, file=sys.stderr, flush=True)
+
+
 def track(iterable: Iterable[Item], description: str, total: int | None = None, enabled: bool = False) -> Generator[Item, None, None]:
     """The items of `iterable`, with their progress on standard error when `enabled`."""
     if not enabled:
