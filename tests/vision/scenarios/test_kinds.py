@@ -225,6 +225,12 @@ def test_subset_by_indices_and_by_fraction():
     assert subset(whole, range(3), test=tested).tests["remain"] is tested
 
 
+def test_one_sample_is_no_plural():
+    assert subset(whole, [3]).name == "without 1 sample" and subset(whole, [3, 4]).name == "without 2 samples"
+    assert poisoned(whole, 1, 2).name == "without 1 poisoned sample"
+    assert limited(category(whole, 0), count=1).name == "without class 0, 1 remain sample"
+
+
 def test_limited_remain_data():
     scenario = category(whole, 0, tested)
     few = limited(scenario, fraction=0.1)

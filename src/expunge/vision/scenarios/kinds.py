@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from expunge.errors import InputError
+from expunge.runtime.display import counted
 from expunge.runtime.modes import generator
 from expunge.validate import LARGEST, check_seed, is_whole, shown
 from expunge.vision.scenarios.altered import Altered, Corner, Trigger
@@ -22,11 +23,11 @@ Images = Dataset[Any]  # of (image, label), with a length and items
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """`forget, remain = scenario`; both are parts of `train`, views without a copy, and share no sample. (Corrected labels remain beside it.)
+    """`forget, remain = scenario`; both are parts of `train`, views without a copy, and share no sample.
 
     `train` is what the original network is trained on, `retrain` what the reference is trained on, and `reference` says what to expect of
     it. `remain` is what unlearning may use; None: nothing. `tests` and `validation` hold data by name, always with "remain" and "forget",
-    and are empty where no such data were given.
+    and are empty where no such data were given. Samples with labels that were put right are in no `train`.
     """
 
     name: str
@@ -125,7 +126,7 @@ def poisoned(
         return {"remain": data, "forget": forget, "attack": _triggered(data, others, stamp, target)}
 
     reference = "A network trained on the clean data: a trigger means nothing to it, so few triggered images get the attacker's label."
-    return Scenario(f"without {n} poisoned samples", train, forget, remain, remain, reference, parts(test), parts(validation))
+    return Scenario(f"without {counted(n, 'poisoned sample')}", train, forget, remain, remain, reference, parts(test), parts(validation))
 
 
 def subset(
@@ -152,7 +153,7 @@ def subset(
         raise InputError("indices", "give either indices or a fraction", "neither" if indices is None else "both")
     forget, remain = split(dataset, rows)
     reference = "A network trained on the rest: to it the samples are like any unseen ones, so its forget accuracy is not 0."
-    return of_samples(f"without {len(rows)} samples", dataset, forget, remain, reference, test, validation)
+    return of_samples(f"without {counted(len(rows), 'sample')}", dataset, forget, remain, reference, test, validation)
 
 
 def limited(scenario: Scenario, *, fraction: float | None = None, count: int | None = None, seed: int = 0) -> Scenario:
@@ -171,7 +172,9 @@ def limited(scenario: Scenario, *, fraction: float | None = None, count: int | N
         raise InputError("count", f"must be a whole number between 0 and the {len(scenario.remain)} remain samples", shown(count))
     rows = drawn(torch.arange(len(scenario.remain)), int(count), generator(seed)).tolist()
     remain = Subset(scenario.remain, rows) if rows else None
-    return replace(scenario, name=f"{scenario.name}, {count or 'no'} remain samples", remain=remain)
+    return replace(
+        scenario, name=f"{scenario.name}, {counted(int(count), 'remain sample') if count else 'no remain samples'}", remain=remain
+    )
 
 
 def all_readable(dataset: Images, test: Images | None, validation: Images | None) -> tuple[Any, Any, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 
 from expunge.errors import InputError
+from expunge.runtime.display import counted
 from expunge.runtime.modes import generator
 from expunge.validate import check_flag, is_whole, shown
 from expunge.vision.scenarios.altered import Altered
@@ -62,7 +63,7 @@ REFERENCE = "A network trained on the correctly labelled rest: it answers with t
 
 
 def _name(rows: Tensor) -> str:
-    return f"without {len(rows)} mislabelled samples"
+    return f"without {counted(len(rows), 'mislabelled sample')}"
 
 
 def _known(dataset: Any, rows: Tensor, corrected: Any, test: Images | None, validation: Images | None) -> Scenario:
