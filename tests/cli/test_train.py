@@ -20,6 +20,7 @@ from tests.vision.datasets import files
 TRAINED = ["train", "--network", "resnet8", "--batch-size", "128", "--epochs"]
 
 
+@pytest.mark.slow
 def test_a_training_from_end_to_end(capsys, tmp_path):
     assert cli.main([*TRAINED, "2", "--seeds", "3,4", "--without", "5", "--augment", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
@@ -39,6 +40,7 @@ def test_a_training_from_end_to_end(capsys, tmp_path):
         assert training.weights_digest(training.load_network(tmp_path / f"{name}.safetensors")) == result["digest"]
 
 
+@pytest.mark.slow
 def test_a_training_killed_goes_on_and_ends_with_the_same_weights(capsys, tmp_path):
     asked = [*TRAINED, "4", "--quiet", "--out"]
     child = subprocess.Popen([sys.executable, "-c", CALL, *asked, str(tmp_path / "killed")], env=os.environ | {"OMP_NUM_THREADS": "1"})

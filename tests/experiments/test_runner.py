@@ -101,6 +101,7 @@ def test_networks_are_trained_once_and_shared(done):
     assert not list(here.models.glob("*.training.safetensors"))
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_table_is_the_same(done, tmp_path):
     """SIGKILL after random times, the whole group of processes; every file that is there is whole, and the next run goes on."""
     here, generator, killed = place(tmp_path), random.Random(0), 0
@@ -126,6 +127,7 @@ def test_killed_at_any_moment_the_table_is_the_same(done, tmp_path):
     assert comma_separated(table_of(here, "table1")) == comma_separated(table_of(done[0], "table1"))
 
 
+@pytest.mark.slow
 def test_two_runners_do_nothing_twice(tmp_path):
     here = place(tmp_path)
     asked = write_cells(tmp_path / "cells.json", tasks("table1"))
@@ -138,6 +140,7 @@ def test_two_runners_do_nothing_twice(tmp_path):
     assert sum(line.startswith("trained") for line in lines) == 2
 
 
+@pytest.mark.slow
 def test_jobs_are_processes_that_end_with_their_parent(done, tmp_path):
     """They share the work, and when the one that started them is killed they stop after the cell in hand."""
     here = replace(place(tmp_path), models=done[0].models)

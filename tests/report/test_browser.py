@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+pytestmark = pytest.mark.slow
 TABLE = 'document.querySelector("#table1 table")'
 
 

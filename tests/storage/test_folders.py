@@ -171,6 +171,7 @@ def test_an_error_names_the_file_by_its_final_name(out):
     assert raised.value.filename == str(out / "one")
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_and_none_after_a_kill(out):
     save(out, "one", content=b"old")
     before = tree(out.parent)
@@ -205,6 +206,7 @@ these.save(sys.argv[1], "two", "three")
 
 
 @pytest.mark.parametrize("step", range(0, 12))
+@pytest.mark.slow
 def test_killed_between_any_two_steps_the_next_one_ends_it(out, step):
     """Before every rename and every removal: the folder is the earlier one, or the new one, or the next command makes it one of them."""
     save(out, "one", "two", content=b"old")

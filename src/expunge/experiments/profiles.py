@@ -78,7 +78,7 @@ def profile_of(name: str, seeds: Sequence[int] = (), models: Sequence[str] = ())
     for model in models:
         dataset, _, network = model.rpartition("/")  # a folder's path may have slashes too
         if not dataset:
-            raise InputError("models", "must be DATASET/NETWORK, such as cifar10/vgg16 or path/to/pictures/vgg16", model)
+            raise InputError("models", "must be DATASET/NETWORK, such as cifar10/vgg16", model)
         if dataset not in (DIGITS, *READERS) and not Path(dataset).is_dir():
             raise InputError("models", f"the dataset must be one of {', '.join((DIGITS, *READERS))}, or a folder of pictures", model)
         if network not in NETWORKS:
