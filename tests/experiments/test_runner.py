@@ -199,6 +199,7 @@ def test_the_training_goes_through_the_compiler_where_asked(tmp_path, monkeypatc
     assert len(compiled) == 2
 
 
+@pytest.mark.slow
 def test_the_runner_needs_torch_numpy_and_safetensors_alone(done, tmp_path):
     here, _ = done
     asked = write_cells(tmp_path / "cells.json", tasks("fig-relearn", ("mask-classifier",)))
@@ -337,6 +338,7 @@ def test_a_damaged_network_is_no_result(done, tmp_path):
     assert run(asked, here) == 0 and {result.error for result in found_in(here).values()} == {None}
 
 
+@pytest.mark.slow
 def test_a_damaged_state_of_a_training_is_no_result(tmp_path):
     asked, here, lines = tasks("table1", ("finetune",)), place(tmp_path), []
     here.models.mkdir()
