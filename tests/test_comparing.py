@@ -47,6 +47,8 @@ def test_a_method_that_cannot_work_is_a_row_with_its_reason(comparison):
         comparison["row"]
     with pytest.raises(InputError, match="^label: must be one of mask, more, tuned, row; found 'other'"):
         comparison["other"]
+    error = comparison.results["row"]
+    assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)  # which would hold a copy of the model
     assert repr(comparison) == "Comparison(mask, more, tuned, row failed)"
 
 

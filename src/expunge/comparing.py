@@ -6,7 +6,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import nn
 from expunge.data.batches import Data
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import ExpungeError, InputError
-from expunge.methods import SCRUB, SSD, BadTeacher, FisherMask, Method, RandomLabels, lookup
+from expunge.methods import SCRUB, SSD, BadTeacher, FisherMask, Method, RandomLabels
+from expunge.methods.labelling import labelled_methods
 from expunge.metrics import accuracy, unlearn_score
 from expunge.model.checks import check_module
 from expunge.outcome import Outcome
@@ -166,7 +167,7 @@ def compare(
     cannot work here is a row with its reason, and the others go on; what all of them refuse for one reason is raised. `retrained` is a
     network that never saw the forget data, measured beside them.
     """
-    labelled = _labelled(methods)
+    labelled = labelled_methods(methods)
     progress = is_shown(progress)
     check_module(model)
     check_objective(objective)
@@ -194,6 +195,9 @@ def compare(
         except ExpungeError as error:
             results[label] = error
     _raise_where_all_are_alike([*results.values()])
+    for result in results.values():
+        if isinstance(result, ExpungeError):  # what it was raised in holds a copy of the model
+            result.__traceback__ = result.__cause__ = result.__context__ = None
     return Comparison(results, before, reference)
 
 
@@ -219,35 +223,6 @@ def _raise_where_all_are_alike(results: Sequence[Outcome | ExpungeError]) -> Non
     first = results[0]
     if isinstance(first, ExpungeError) and len({str(result) if isinstance(result, ExpungeError) else "" for result in results}) == 1:
         raise first
-
-
-def _labelled(methods: Any) -> dict[str, Method]:
-    rule = "must be methods such as FisherMask(), names such as 'ssd', or a mapping of labels to these"
-    if isinstance(methods, (str, bytes)) or not isinstance(methods, Iterable):
-        raise InputError("methods", f"{rule}, one or more in a list", shown(methods))
-    entries = [*methods.values()] if isinstance(methods, Mapping) else [*methods]
-    if not entries:
-        raise InputError("methods", rule, "none")
-    built = [lookup.method_class(entry)() if isinstance(entry, str) else entry for entry in entries]
-    for method in built:
-        if not callable(method) or isinstance(method, type):
-            raise InputError("methods", rule, shown(method))
-    labels = [str(label) for label in methods] if isinstance(methods, Mapping) else _names(built)
-    if repeated := [label for label in labels if labels.count(label) > 1]:
-        raise InputError("methods", "must be told apart; give a mapping of labels to methods", f"{repeated[0]} twice")
-    return dict(zip(labels, built, strict=True))
-
-
-def _names(methods: Sequence[Any]) -> list[str]:
-    """The name of its class for each, with the settings that differ where there are several of it."""
-    names = []
-    for method in methods:
-        alike = [other for other in methods if type(other) is type(method)]
-        settings = [field.name for field in fields(method)] if is_dataclass(method) else []
-        differing = [name for name in settings if len({repr(getattr(other, name)) for other in alike}) > 1]
-        name = type(method).__name__ if is_dataclass(method) else getattr(method, "__name__", type(method).__name__)
-        names.append(f"{name}({', '.join(f'{setting}={getattr(method, setting)!r}' for setting in differing)})" if differing else name)
-    return names
 
 
 def _score(accuracies: Accuracies) -> str:

@@ -13,10 +13,10 @@ def check_classes(objective: Objective, logits: torch.Size, why: str) -> None:
     """Logits must be of classes, along dimension 1, and the objective must say so. `why` begins the error's sentence: "SCRUB needs"."""
     if len(logits) < 2 or logits[1] < 2:
         raise InputError("objective", f"{why} logits of shape (N, K, ...) with two classes or more", tuple(logits))
-    check_said(objective, why)
+    check_class_logits(objective, why)
 
 
-def check_said(objective: Objective, why: str) -> None:
+def check_class_logits(objective: Objective, why: str) -> None:
     if not objective.of_classes:
         rule = f"{why} class logits; give Objective(losses=..., classes=True) where dimension 1 of the outputs is the classes"
         raise InputError("objective", rule, f"classes={objective.classes} and a loss of one's own")

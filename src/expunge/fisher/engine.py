@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
 from expunge.data.calling import out_of_memory
-from expunge.data.classes import check_said
+from expunge.data.classes import check_class_logits
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
@@ -66,7 +66,7 @@ def diagonal(
     objective = Objective() if objective is None else objective
     check_objective(objective)
     if kind != "empirical":  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
-        check_said(objective, f'the kind "{kind}" (unlike "empirical") needs')
+        check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
     wanted = _wanted(model, parameters)
     check_whole("batch_size", batch_size, least=1)
     data = as_batches(batches, batch_size=int(batch_size))

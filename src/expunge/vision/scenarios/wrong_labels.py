@@ -76,9 +76,9 @@ def _known(dataset: Any, rows: Tensor, corrected: Any, test: Images | None, vali
     # One dataset, so that the remain data are a part of it as in every scenario.
     both: ConcatDataset[Any] = ConcatDataset([dataset, right])
     kept = Subset(both, [*remain.indices, *range(len(dataset), len(both))])
-    found = of_samples(_name(rows), dataset, forget, kept, REFERENCE, test, validation)
-    tests, held = ({**parts, "corrected": right} if parts else {} for parts in (found.tests, found.validation))
-    return replace(found, tests=tests, validation=held)
+    scenario = of_samples(_name(rows), dataset, forget, kept, REFERENCE, test, validation)
+    tests, validating = ({**parts, "corrected": right} if parts else {} for parts in (scenario.tests, scenario.validation))
+    return replace(scenario, tests=tests, validation=validating)
 
 
 def _right_labels(dataset: Any, rows: Tensor, corrected: Any) -> Tensor:
