@@ -143,6 +143,7 @@ def test_a_device_that_is_not_here_is_refused(capsys, tmp_path, device):
     assert capsys.readouterr().err == f"expunge: device: must be one that torch finds here, such as cpu or cuda; found {device}\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_processes_without_a_traceback(tmp_path):
     """The signal goes to the whole group, as from a terminal."""
     command = [sys.executable, "-m", "expunge", "bench", "run", "table1", "--jobs", "2", "--out", str(tmp_path)]

@@ -9,7 +9,7 @@ import pytest
 from expunge.errors import InputError
 from expunge.experiments.cells import Cell
 from expunge.experiments.construction import method_of
-from expunge.experiments.networks import original, retrained
+from expunge.experiments.networks import named, original, retrained
 from expunge.experiments.plans import EXPERIMENTS, OTHERS, PAPER_METHODS, REVISIONS, chosen, entries, methods
 from expunge.experiments.profiles import PAPER, SMOKE, profile_of
 from expunge.methods import METHODS
@@ -166,12 +166,29 @@ def test_profiles_can_be_changed():
     assert profile.seeds == (1, 2) and {entry.cell.network for entry in entries(EXPERIMENTS["table1"], profile)} == {"vgg16"}
 
 
+def test_a_model_may_be_one_of_a_folder_of_pictures(tmp_path):
+    folder = tmp_path / "some" / "pictures"
+    folder.mkdir(parents=True)
+    profile = profile_of("smoke", models=(f"{folder}/resnet8", f"{tmp_path}/some//./pictures/resnet8"))
+    assert profile.models == (f"{folder}/resnet8",) * 2
+    for experiment in EXPERIMENTS.values():
+        cells = [entry.cell for entry in entries(experiment, profile)]
+        assert cells and {(cell.dataset, cell.network) for cell in cells} == {(str(folder), "resnet8")}
+    spec = named("pictures-resnet8-seed666.safetensors", [entry.cell for entry in entries(EXPERIMENTS["table1"], profile)])
+    assert (spec.dataset, spec.network, spec.seed) == (str(folder), "resnet8", 666)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: chosen(("table9",)), "experiments: must be all, or some of table1"),
         (lambda: profile_of("large"), "profile: must be one of smoke, paper; found large"),
         (lambda: profile_of("paper", models=("vgg16",)), "models: must be DATASET/NETWORK"),
+        (
+            lambda: profile_of("paper", models=("no/such/folder/vgg16",)),
+            "models: the dataset must be one of digits, .* or a folder of pictures",
+        ),
+        (lambda: profile_of("paper", models=("digits/",)), "models: the network must be one of"),
         (lambda: entries(EXPERIMENTS["table1"], SMOKE, listed=("magic",)), "methods: must be all, paper, or some of"),
     ],
 )

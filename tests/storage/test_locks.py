@@ -25,6 +25,7 @@ with getattr(locks, sys.argv[1])(Path(sys.argv[2])) as free:
 
 
 @pytest.mark.parametrize("name", ["held", "held_and_removed"])
+@pytest.mark.slow
 def test_one_process_at_a_time_and_none_after_a_kill(name, tmp_path):
     path, hold = tmp_path / "a.lock", getattr(locks, name)
     child = subprocess.Popen([sys.executable, "-c", HOLDING, name, str(path)], stdout=subprocess.PIPE, text=True)
@@ -132,6 +133,7 @@ def test_a_lock_is_removed_where_open_files_stay(windows, tmp_path):
         assert (tmp_path / "a.lock").exists()
 
 
+@pytest.mark.slow
 def test_many_writers_do_not_disturb_each_other_where_open_files_stay(monkeypatch, tmp_path):
     monkeypatch.setattr(locks, "OPEN_FILES_STAY", True)
     with ThreadPoolExecutor(8) as pool:

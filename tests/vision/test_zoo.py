@@ -119,6 +119,7 @@ def test_a_plan_names_what_it_trains_on(images):
     jobs, watch = plan("digits", "resnet8", images, [4, 5])
     assert [job.name for job in jobs] == ["digits-resnet8-seed4", "digits-resnet8-seed5"] and [job.seed for job in jobs] == [4, 5]
     assert jobs[0].data is images.train and watch == {"test": images.test}
+    assert plan("some/folder", "vgg11", images, [4], size=32)[0][0].name == "folder-vgg11-size32-seed4"
     jobs, watch = plan("some/folder", "vgg11", images, [4], without=3, augment=True)
     assert jobs[0].name == "folder-vgg11-without3-augmented-seed4"
     assert 3 not in labels_of(jobs[0].data) and len(jobs[0].data) == int((images.train.labels != 3).sum())

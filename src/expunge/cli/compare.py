@@ -12,7 +12,7 @@ from expunge.runtime.exits import uninterrupted
 from expunge.storage.files import check_folder
 
 if TYPE_CHECKING:
-    from expunge.experiments.comparison import Comparison
+    from expunge.experiments.comparison import Plan
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def run_compare(options: Compare) -> int:
     return show(plan, given, options.out, options.models, jobs_for("cpu", options.jobs), options.quiet)
 
 
-def show(plan: Comparison, settings: dict[str, Any], out: str, models: bool, jobs: int, quiet: bool) -> int:
+def show(plan: Plan, settings: dict[str, Any], out: str, models: bool, jobs: int, quiet: bool) -> int:
     """Run a plan, print its tables, and save its page; what there is also where it was stopped. The exit code."""
     with uninterrupted():
         from expunge.experiments.runner import Task

@@ -21,12 +21,14 @@ class Train:
     """digits, cifar10, cifar100, mnist, fashion-mnist, tiny-imagenet, or a folder of class folders of pictures."""
     network: str = "resnet20"
     """Such as resnet20, vgg16, googlenet or densenet100."""
-    seed: int = 0
-    """Decides the weights and the order of the images."""
+    seed: int | None = None
+    """Decides the weights and the order of the images; 0 without it."""
     seeds: str | None = None
-    """Several networks that share the device, such as 0,1,2: on a GPU faster than one after the other."""
+    """In place of seed: several networks that share the device, such as 0,1,2. On a GPU faster than one after the other."""
     without: int | None = None
     """Leave this class out: the network an unlearned one is compared with."""
+    size: int | None = None
+    """Resize pictures to squares of so many pixels: tiny-imagenet, or a folder."""
     data: str | None = None
     """Folder of the datasets; without it EXPUNGE_DATA, else ./data."""
     out: str = "runs/train"
@@ -58,7 +60,11 @@ def run_train(options: Train) -> None:
         from expunge.vision.zoo import Trained, plan, train_networks
 
     check_folder("out", options.out)
-    seeds = [options.seed] if options.seeds is None else _numbers("seeds", options.seeds)
+    if options.seed is not None and options.seeds is not None:
+        raise InputError(
+            "seed", "must not be given beside seeds; seeds names all networks", f"--seed {options.seed} --seeds {options.seeds}"
+        )
+    seeds = [options.seed or 0] if options.seeds is None else _numbers("seeds", options.seeds)
     check_seeds("seed" if options.seeds is None else "seeds", *seeds)
     device = device_named(options.device)
     if options.compile and device.type != "cuda":
@@ -66,13 +72,14 @@ def run_train(options: Train) -> None:
     numbers = {name: getattr(options, name) for name in ("epochs", "rate", "batch_size", "weight_decay")}
     recipe = recipes.changed(recipes.recipe_for(options.dataset), **numbers, augment=options.augment or None)
     with _called(name="dataset", label="without"):
-        images = datasets.load(options.dataset, options.data).to(device)
-        jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment)
+        images = datasets.load(options.dataset, options.data, size=options.size).to(device)
+        jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment, options.size)
     if not options.quiet:
         note = recipes.NOTES.get(options.dataset)
         told = training_report.told(recipe) + (f" ({note})" if note else "")
         print(f"{options.network} on {options.dataset}: {told}", file=sys.stderr, flush=True)
     latest: dict[str, Trained] = {}
+    sized = {} if options.size is None else {"size": options.size}
 
     def tell(networks: Sequence[Trained]) -> None:
         for network in networks:
@@ -98,7 +105,7 @@ def run_train(options: Train) -> None:
                 compiled=options.compile,
                 watch=watch,
                 out=options.out,
-                about={"dataset": options.dataset, "without": options.without, "device": str(device)},
+                about={"dataset": options.dataset, "without": options.without, "device": str(device)} | sized,
                 noted=noted,
             )
     except KeyboardInterrupt:

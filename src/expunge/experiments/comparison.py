@@ -89,7 +89,7 @@ def scenario_settings(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Plan:
     """Methods on one network: `entries` are their cells, that of the network before first and the retrained one's last."""
 
     experiment: Experiment
@@ -105,7 +105,7 @@ def comparison(
     tuning_epochs: int,
     seed: int = 0,
     relearn: Settings | None = None,
-) -> Comparison:
+) -> Plan:
     """The plan of `expunge compare`, or of another command by its `name`; the scenario is drawn here, so mistakes in it are told first."""
     for argument, value in (("epochs", epochs), ("tuning_epochs", tuning_epochs)):
         if value < 1:
@@ -122,7 +122,7 @@ def comparison(
 
     views = ("summary", "evidence") if relearn is not None else ("summary",)
     experiment = Experiment(name, drawn.name, views, lambda profile: iter(entries(profile)))
-    return Comparison(experiment, tuple(entries(profile)), drawn)
+    return Plan(experiment, tuple(entries(profile)), drawn)
 
 
 def _scenario(settings: Settings, profile: Profile, seed: int) -> Scenario:

@@ -209,6 +209,8 @@ def named(file: str | os.PathLike[str], cells: Iterable[Cell]) -> Spec:
     if match is None:
         raise InputError("file", "must be called DATASET-NETWORK-seedN.safetensors, or DATASET-NETWORK-without0-seedN", Path(file).name)
     for cell in cells:
-        if (f"{cell.dataset}-{cell.network}", cell.seed) == (match["model"], int(match["seed"])) and cell.scenario["kind"] == "category":
+        if (f"{Path(cell.dataset).resolve().name}-{cell.network}", cell.seed) == (match["model"], int(match["seed"])) and cell.scenario[
+            "kind"
+        ] == "category":
             return original(cell) if match["which"] in (None, "original") else retrained(cell)
     raise InputError("file", "must be a network of the category cells asked for", Path(file).name)

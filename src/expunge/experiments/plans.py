@@ -129,7 +129,7 @@ def cells(
     profile: Profile, model: str, scenario: Settings, name: str, reading: str, ratio: float | None = None, **changes: Any
 ) -> Iterator[Cell]:
     """One a seed; `changes` are of the recipe."""
-    dataset, _, network = model.partition("/")
+    dataset, _, network = model.rpartition("/")
     recipe = replace(recipe_for(dataset), **{**profile.training, **changes})
     method: dict[str, Any] = {"name": name, "reading": reading}
     if (revision := _revision(name, reading)) is not None:
@@ -250,7 +250,7 @@ def _settings(profile: Profile) -> Iterator[Entry]:
         for cell in cells(profile, model, CATEGORY, "fisher-mask", "text"):
             yield Entry(replace(cell, method={**cell.method, **changes}), model, section, "fisher-mask")
     for factor in DECAYS:
-        decay = factor * recipe_for(model.partition("/")[0]).weight_decay
+        decay = factor * recipe_for(model.rpartition("/")[0]).weight_decay
         for name in (REFERENCE, "finetune", "fisher-mask"):
             for cell in cells(once, model, CATEGORY, name, "text", weight_decay=decay):
                 yield Entry(cell, model, f"weight decay {decay:g}", name)

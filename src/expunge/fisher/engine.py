@@ -11,17 +11,17 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from expunge.data.batches import Data, as_batches, batch_size, device_of, few, take, to_device
+from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
 from expunge.data.calling import out_of_memory
-from expunge.data.classes import check_classes
-from expunge.data.objective import Batch, Objective, check_objective, cross_entropy
+from expunge.data.classes import check_class_logits
+from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
-from expunge.fisher.samples import Squares, batched, fresh, looped
+from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_batch, check_model, check_module, check_names
 from expunge.runtime.cuda_graphs import Replays, Result
@@ -65,6 +65,8 @@ def diagonal(
     check_whole("seed", seed, least=0)
     objective = Objective() if objective is None else objective
     check_objective(objective)
+    if kind != "empirical":  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
+        check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
     wanted = _wanted(model, parameters)
     check_whole("batch_size", batch_size, least=1)
     data = as_batches(batches, batch_size=int(batch_size))
@@ -78,8 +80,6 @@ def diagonal(
         for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
             check_batch(batch, "batches", objective)
             held = to_device(batch, device)
-            if kind != "empirical" and adder.count == 0:
-                _check_distribution(model, held, objective, kind)
             adder.add(held)
     return FisherSums(adder.totals(), adder.count, kind, digest)
 
@@ -245,14 +245,3 @@ def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Param
     if not chosen:
         raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
     return chosen
-
-
-def _check_distribution(model: nn.Module, batch: Batch, objective: Objective, kind: str) -> None:
-    """These kinds do not ask the losses, but take the softmax of the logits for the model's distribution."""
-    if objective.losses is cross_entropy:
-        return
-    held = fresh(few(batch))
-    with torch.no_grad():
-        logits = objective.logits(model, held)
-        if logits.dim() == 2 and logits.shape[1] > 1:  # others have no such distribution, whatever the losses
-            check_classes(objective, logits, objective.targets(held), f'the kind "{kind}" (unlike "empirical") needs')

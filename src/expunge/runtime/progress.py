@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Sized
 from typing import TypeVar
 
+from expunge.runtime.display import counted
 from expunge.validate import check_flag
 
 Item = TypeVar("Item")
@@ -29,6 +30,12 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else getattr(ipython, "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
+
+
+def announce(text: str, enabled: bool) -> None:
+    """Say on a line of its own what begins now."""
+    if enabled:
+        print(text, file=sys.stderr, flush=True)
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None, enabled: bool = False) -> Generator[Item, None, None]:
@@ -79,4 +86,4 @@ def _summed_up(iterable: Iterable[Item], description: str) -> Generator[Item, No
     count = 0
     for count, item in enumerate(iterable, start=1):  # noqa: B007 (count is printed at the end)
         yield item
-    print(f"{description}: {count} steps, {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+    print(f"{description}: {counted(count, 'step')}, {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)

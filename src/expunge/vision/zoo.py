@@ -106,9 +106,15 @@ def _check_network(name: str) -> None:
 
 
 def plan(
-    dataset: str, network: str, images: ImageSet, seeds: Sequence[int], without: int | None = None, augment: bool = False
+    dataset: str,
+    network: str,
+    images: ImageSet,
+    seeds: Sequence[int],
+    without: int | None = None,
+    augment: bool = False,
+    size: int | None = None,
 ) -> tuple[list[Job], dict[str, Any]]:
-    """A job for every seed, named by all that makes its data others, and what to watch.
+    """A job for every seed, named by all that makes its data others (such as the `size` pictures were given), and what to watch.
 
     `without` leaves a class out, and watches the others and the class ("remain" and "forget") instead of the whole test set.
     """
@@ -120,7 +126,7 @@ def plan(
     if without is not None:
         scenario = category(data, without, test=images.test)
         data, watch, name = scenario.retrain, dict(scenario.tests), f"{name}-without{without}"
-    name += "-augmented" if augment else ""
+    name += ("-augmented" if augment else "") + ("" if size is None else f"-size{size}")
     digest = images_digest(images)
     return [Job(f"{name}-seed{seed}", data, seed, digest) for seed in seeds], watch
 

@@ -25,6 +25,11 @@ THREADS = 8  # decoding runs outside Python's lock
 WIDE = "I;16"  # Pillow's modes of 16 bits begin so; it would cut off what is brighter than 255 of 65,535
 
 
+def is_picture(name: str) -> bool:
+    """By a file's name; hidden ones are none, such as the `._x.png` that macOS leaves beside `x.png`."""
+    return not name.startswith(".") and name.lower().endswith(SUFFIXES)
+
+
 def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | None = None, pixels_each: int = PIXELS) -> Tensor:
     """The pictures (N, 3, H, W) as uint8; grey ones get three equal channels. `size` resizes all to a square, bilinearly; without it
     they must be of one size. `content` gives the bytes of a file by its name; none may have more than `pixels_each` pixels."""
@@ -40,7 +45,7 @@ def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | N
         def place(row: int) -> None:
             picture = read(names[row])
             if picture.shape != first.shape:
-                rule = f"pictures must be of one size, the first being {_extent(first)}; give size= to resize them"
+                rule = f"pictures must be of one size, the first being {_extent(first)}; give size= (`expunge train --size`) to resize them"
                 raise InputError("data", f"{names[row]}: {rule}", _extent(picture))
             pixels[row] = picture
 
@@ -56,7 +61,7 @@ def _room(count: int, picture: Tensor) -> Tensor:
     try:
         return picture.new_empty(count, *picture.shape)
     except RuntimeError as error:
-        rule = f"{count} pictures of {_extent(picture)} must fit into memory; give size= to make them smaller"
+        rule = f"{count} pictures of {_extent(picture)} must fit into memory; give size= (`expunge train --size`) to make them smaller"
         raise InputError("data", rule, f"{count * picture.numel()} bytes") from error
 
 

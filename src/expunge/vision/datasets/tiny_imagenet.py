@@ -154,7 +154,7 @@ def _train(place: Place, source: Source, label: dict[str, int]) -> dict[str, int
     found = {}
     for name in source.names:
         match name.split("/"):
-            case ["train", identifier, "images", picture] if picture.lower().endswith(pictures.SUFFIXES):
+            case ["train", identifier, "images", picture] if pictures.is_picture(picture):
                 if identifier not in label:
                     raise place.broken(source.path, "every folder of train must be in wnids.txt", identifier)
                 found[name] = label[identifier]
