@@ -53,7 +53,7 @@ def run_train(options: Train) -> None:
     with uninterrupted():
         from expunge.report import training as training_report
         from expunge.runtime.modes import check_seeds, device_named
-        from expunge.storage.locks import held_alone
+        from expunge.storage.locks import lock_all
         from expunge.vision import datasets, recipes
         from expunge.vision.zoo import Trained, plan, train_networks
 
@@ -80,7 +80,7 @@ def run_train(options: Train) -> None:
 
     try:
         names, shown = [job.name for job in jobs], training_report.shown(recipe.epochs, not options.quiet)
-        with held_alone("out", options.out, names), shown as show:
+        with lock_all("out", options.out, names), shown as show:
 
             def noted(trained: Trained) -> None:
                 latest[trained.job.name] = trained

@@ -19,7 +19,7 @@ from expunge.experiments.cells import LIMITS, Cell, digest_of
 from expunge.experiments.construction import parts, recipe_of, scenario_of
 from expunge.storage.documents import read_json
 from expunge.storage.files import write_bytes, write_json
-from expunge.storage.locks import held
+from expunge.storage.locks import try_lock
 from expunge.storage.tensors import load_tensors, weights_digest
 from expunge.training.tuning import Precision
 from expunge.vision.zoo import KIND, Job, load_network, train_networks
@@ -116,7 +116,7 @@ class Store:
             for spec in specs:
                 if self.holds(spec) or (chosen and _shared(spec) != _shared(chosen[0])):
                     continue
-                if not stack.enter_context(held(self._lock(spec))) or self.holds(spec):
+                if not stack.enter_context(try_lock(self._lock(spec))) or self.holds(spec):
                     continue
                 chosen.append(spec)
                 if len(chosen) == (self.together if self.device.type == "cuda" else 1):
@@ -168,7 +168,7 @@ class Store:
         if metadata["network"] != spec.network:
             raise InputError("file", f"must hold a {spec.network}", metadata["network"])
         target = self.path(spec)
-        with held(self._lock(spec)) as free:
+        with try_lock(self._lock(spec)) as free:
             if not free:
                 raise InputError("file", f"must not be a network that is being trained for the store, {target}", os.fspath(file))
             if target.exists():

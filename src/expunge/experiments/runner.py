@@ -21,7 +21,7 @@ from expunge.experiments.results import Result, path_of, read
 from expunge.runtime.modes import one_thread
 from expunge.storage.codec import encode
 from expunge.storage.files import write_json
-from expunge.storage.locks import held
+from expunge.storage.locks import try_lock
 
 WAIT = 0.2  # seconds before looking again whether another runner is done
 
@@ -115,7 +115,7 @@ class _Runner:
             return False
         if {*task.experiments} - {*result.experiments}:
             path = path_of(self.place.folder, task.cell.digest)
-            with held(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
+            with try_lock(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
                 if free:
                     stored = read(path)
                     write_json(path, encode(replace(stored, experiments=tuple(sorted({*stored.experiments, *task.experiments})))))
@@ -143,7 +143,7 @@ class _Runner:
             refused = next((self.untrained[spec.digest] for spec in needed if spec.digest in self.untrained), None)
             if refused is None and not all(self.store.holds(spec) for spec in needed):
                 continue
-            with held(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
+            with try_lock(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
                 if free and not self.place.done(task.cell):
                     self._do(task, refused)
                     progressed = True

@@ -1,4 +1,4 @@
-"""The released program's rule, which squares the gradient of a batch: kept to reproduce it, named as what it is."""
+"""Square the gradient of a batch, as the released program does: kept to reproduce it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train and eval mode, random numbers and threads, borrowed and given back: also after an exception; and the device to work on."""
+"""Set train or eval mode, random numbers and threads for a while and restore them, also after an exception; choose the device."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def uncached() -> Iterator[None]:
 
 
 def _recurrent(module: nn.Module) -> TypeGuard[nn.RNNBase]:
-    """One of torch's own: a forward pass of somebody else's may drop more, where it is told to train."""
+    """One of torch's own: the forward pass of another class may drop more in train mode."""
     return getattr(type(module), "forward", None) in (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
 
 
@@ -61,9 +61,9 @@ def _on_cuda(module: nn.Module) -> bool:
 
 
 def hooked(model: nn.Module) -> bool:
-    """Whether hooks of somebody's are to be called at every pass, as a replayed graph would not.
+    """Whether the model has hooks that must be called at every pass, which a CUDA graph does not do.
 
-    Torch's own (pruning, spectral norm) compute with tensors alone, which a graph does as well.
+    Torch's own (pruning, spectral norm) compute with tensors alone, which a CUDA graph does as well.
     """
     places = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     hooks = (hook for module in model.modules() for place in places for hook in getattr(module, place).values())
@@ -79,8 +79,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """Buffers that a forward pass may change (counters), and tables that it may renormalise, are put back."""
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
     tables = [module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm]
-    held = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
-    copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in held]
+    changing = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
+    copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in changing]
     try:
         yield
     finally:
@@ -101,8 +101,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         try:
             # Not torch.manual_seed: it would also reseed devices that are not ours to restore.
             torch.default_generator.manual_seed(seed)
-            for each in devices:
-                with torch.cuda.device(each):
+            for place in devices:
+                with torch.cuda.device(place):
                     torch.cuda.manual_seed(seed)
             random.seed(seed)
             numpy.random.seed(seed % 2**32)
@@ -113,13 +113,13 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def generator(seed: int, argument: str = "seed") -> torch.Generator:
-    """Random numbers of their own, by a seed that is looked at."""
+    """A generator of its own, from a seed that is checked."""
     check_seed(argument, seed)
     return torch.Generator().manual_seed(int(seed))
 
 
 def check_seeds(argument: str, *seeds: int) -> None:
-    """Whether torch takes them, and all that follow in a training's epochs."""
+    """Raise InputError for seeds that torch does not take."""
     for seed in seeds:
         if not -(2**63) <= seed < 2**63:
             raise InputError(argument, "must be in [-2^63, 2^63)", seed)

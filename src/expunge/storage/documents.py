@@ -102,6 +102,6 @@ def _check(value: Any) -> None:
             part.encode()  # an error of a ValueError's kind for half a character
         elif isinstance(part, dict):
             parts += [(name, depth) for name in part]
-            parts += [(each, depth + 1) for each in part.values()]
+            parts += [(inner, depth + 1) for inner in part.values()]
         elif isinstance(part, list):
-            parts += [(each, depth + 1) for each in part]
+            parts += [(inner, depth + 1) for inner in part]

@@ -1,4 +1,4 @@
-"""One forward and its backward passes over a batch, parameters squared by their closed forms on the way."""
+"""Run one forward pass and its backward passes over a batch, squaring gradients by their closed forms on the way."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from expunge.errors import ExpungeError, InputError
 from expunge.runtime.progress import track
 from expunge.storage.documents import excerpt
 from expunge.storage.files import write_bytes
-from expunge.storage.locks import held_and_removed
+from expunge.storage.locks import try_lock_and_remove
 from expunge.vision.datasets.files import climbs, data_folder, md5_of
 
 PIECE = 2**20
@@ -128,7 +128,7 @@ def fetch(file: File, target: Path, progress: bool = False) -> Path:
     if _is_whole(file, target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with held_and_removed(target.with_name(f".{target.name}.expunge-lock")) as free:
+    with try_lock_and_remove(target.with_name(f".{target.name}.expunge-lock")) as free:
         if not free:
             raise DownloadError(f"{target} is being fetched by another process: wait for its end")
         return target if _is_whole(file, target) else _fetch(file, target, partial, progress)
