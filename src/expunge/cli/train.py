@@ -1,4 +1,4 @@
-"""`expunge train`: train a network as the paper does."""
+"""Run `expunge train`: train a network as the paper does."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def run_train(options: Train) -> None:
         jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment)
     if not options.quiet:
         note = recipes.NOTES.get(options.dataset)
-        told = training_report.told(recipe) + (f" ({note})" if note else "")
-        print(f"{options.network} on {options.dataset}: {told}", file=sys.stderr, flush=True)
+        description = training_report.told(recipe) + (f" ({note})" if note else "")
+        print(f"{options.network} on {options.dataset}: {description}", file=sys.stderr, flush=True)
     latest: dict[str, Trained] = {}
 
     def tell(networks: Sequence[Trained]) -> None:
@@ -104,7 +104,7 @@ def run_train(options: Train) -> None:
     except KeyboardInterrupt:
         print(f"The state after the last whole epoch is in {options.out}/; the same command goes on from there.", file=sys.stderr)
         raise
-    except OSError:  # such as a full disk at the very end: what was found is told
+    except OSError:  # such as a full disk at the very end: report what was trained
         tell([trained for trained in latest.values() if trained.curve[-1].epoch == recipe.epochs])
         raise
     tell(trained)
@@ -113,7 +113,7 @@ def run_train(options: Train) -> None:
 
 @contextmanager
 def _called(**options: str) -> Iterator[None]:
-    """A mistake in an argument is told by the name of the option it came from."""
+    """An error about an argument names the option it came from."""
     try:
         yield
     except InputError as error:
@@ -122,8 +122,8 @@ def _called(**options: str) -> Iterator[None]:
         raise InputError(options[error.argument], error.rule, error.found) from error
 
 
-def _numbers(argument: str, given: str) -> list[int]:
+def _numbers(argument: str, text: str) -> list[int]:
     try:
-        return list(dict.fromkeys(int(part) for part in given.split(",")))
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
-        raise InputError(argument, "must be whole numbers with commas between them", given) from error
+        raise InputError(argument, "must be whole numbers with commas between them", text) from error

@@ -1,4 +1,4 @@
-"""One cell from its two networks to its result."""
+"""Run one cell, from its two networks to its result."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CLASSIFIER = "mask-classifier"
 
 
 def perform(cell: Cell, store: Store) -> tuple[Result, nn.Module | None]:
-    """The result of a cell whose networks are in the store, and its network; a method that refuses or diverges is a result too.
+    """The result of a cell whose networks are in the store, and its network. A method that raises or diverges is a result too.
 
-    Anything else that is refused, such as a damaged file of a network or a method that this process does not know, says nothing of the
-    cell, and is raised.
+    Any other error, such as a damaged file of a network or a method that this process does not know, says nothing about the cell, and is
+    raised.
     """
     started, after = time.perf_counter(), None
     measures: dict[str, Any] = {}
@@ -115,7 +115,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
 
 
 def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of the cell at its best epoch, and everything that is told of it."""
+    """The network of the cell at its best epoch, and all measures of it."""
     if cell.method["name"] in UNCHANGED:
         after, epoch = (reference, cell.epochs) if cell.method["name"] == REFERENCE else (before, 0)
         history, edit, seconds, setting = _only_record(epoch, after, scenario), None, None, None
@@ -199,7 +199,7 @@ def _only_record(epoch: int, model: nn.Module, scenario: Scenario) -> list[Recor
 
 
 def _pairs(ours: Mapping[str, Predictions], theirs: Mapping[str, Predictions]) -> list[tuple[str, Predictions, Predictions]]:
-    """What two networks put out for remain data, for forget data, and for all of them."""
+    """The outputs of two networks for remain data, for forget data, and for all of them."""
     return [*((name, ours[name], theirs[name]) for name in ("remain", "forget")), ("all", _joined(ours), _joined(theirs))]
 
 

@@ -1,4 +1,4 @@
-"""Trained and retrained networks on disk, named by the digest of all that makes them, and shared by all cells that need the same."""
+"""Train the networks that cells need and keep them on disk, by the digest of all that makes them, for all cells that need the same."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def original(cell: Cell) -> Spec:
 
 
 def retrained(cell: Cell) -> Spec:
-    """The network it is held against. Where poisoned samples were added, that is the network of the clean data."""
+    """The network it is compared with. Where poisoned samples were added, that is the network of the clean data."""
     clean = cell.scenario["kind"] == "poisoned" and cell.scenario.get("how", "add") == "add"
     return _spec(cell, {"kind": "all"} if clean else _data(cell, "retrain"))
 
@@ -65,9 +65,8 @@ def _spec(cell: Cell, data: Mapping[str, Any]) -> Spec:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is that of the datasets.
-
-    So many networks are trained `together` where they share a GPU; where `compiled`, all through torch.compile.
+    """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is the folder of the
+    datasets. `together`: how many networks are trained at once where they share a GPU. `compiled`: all through torch.compile.
     """
 
     folder: Path
@@ -93,7 +92,7 @@ class Store:
         return self.folder / "locks" / f"{spec.digest}.lock"
 
     def holds(self, spec: Spec) -> bool:
-        """Whether the network is there, and all that belongs to it: the state of its training is removed last."""
+        """Whether the network and all that belongs to it exist: the state of its training is removed last."""
         return self.path(spec).exists() and not self._state(spec).exists()
 
     def load(self, spec: Spec) -> nn.Module:
@@ -109,7 +108,7 @@ class Store:
     def train(self, specs: Iterable[Spec]) -> tuple[list[Spec], dict[str, Exception]]:
         """Train what is missing and what no other runner is training: the first, and on CUDA its like beside it.
 
-        Those trained, and by digest why others could not be. What the system refuses, such as a full disk, is raised: it is so for all.
+        Returns those trained, and by digest why others could not be. An OSError, such as a full disk, is raised: it holds for all.
         """
         with ExitStack() as stack:
             chosen: list[Spec] = []
@@ -159,11 +158,11 @@ class Store:
     def adopt(self, file: str | os.PathLike[str], spec: Spec) -> Path:
         """Take a network that was trained elsewhere (`vision.training.save_network`) as the one of this spec; the file is linked.
 
-        One that is in the store already stays, with its note; another in its place is refused.
+        One that is in the store already stays, with its note; another network in its place raises InputError.
         """
         if not Path(file).is_file():
             raise InputError("file", "must be that of a network", f"no file {os.fspath(file)}")
-        found = load_network(file)
+        adopted = load_network(file)
         _, metadata = load_tensors(file, KIND)
         if metadata["network"] != spec.network:
             raise InputError("file", f"must hold a {spec.network}", metadata["network"])
@@ -172,7 +171,7 @@ class Store:
             if not free:
                 raise InputError("file", f"must not be a network that is being trained for the store, {target}", os.fspath(file))
             if target.exists():
-                if weights_digest(load_network(target)) != weights_digest(found):
+                if weights_digest(load_network(target)) != weights_digest(adopted):
                     raise InputError("file", f"must not be another network than the one in the store, {target}", os.fspath(file))
                 return target
             # First the note: one without a network means nothing, a network without a note looks trained here.

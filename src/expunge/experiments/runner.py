@@ -23,7 +23,7 @@ from expunge.storage.codec import encode
 from expunge.storage.files import write_json
 from expunge.storage.locks import try_lock
 
-WAIT = 0.2  # seconds before looking again whether another runner is done
+WAIT = 0.2  # seconds before checking again whether another runner is done
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Place:
 
 
 def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
-    found = {spec.digest: spec for cell in cells for spec in (original(cell), retrained(cell))}
-    return [spec for spec in found.values() if not store.holds(spec)]
+    needed = {spec.digest: spec for cell in cells for spec in (original(cell), retrained(cell))}
+    return [spec for spec in needed.values() if not store.holds(spec)]
 
 
 def run(
@@ -109,7 +109,7 @@ class _Runner:
         return self.broken
 
     def _noted(self, task: Task) -> bool:
-        """Whether it is done; a result that another experiment asked for before is told that this one needs it too."""
+        """Whether it is done; in a result of another experiment, note that this one needs it too."""
         result = self.place.result(task.cell)
         if result is None or not self.place.done(task.cell):
             return False
