@@ -241,14 +241,14 @@ OPERATIONS_BY_CODE: dict[int, Operation] = {
 def read(content: bytes) -> dict[str, Any]:
     """The dict a pickle holds, its keys as text and its arrays as uint8; `pickle.UnpicklingError` says what is wrong with it."""
     try:
-        held = _Machine(content).run()
+        unpickled = _Machine(content).run()
     except pickle.UnpicklingError:
         raise
     except Exception as error:  # a broken pickle can fail in any way
         raise pickle.UnpicklingError(f"not a whole pickle ({type(error).__name__}: {error})") from error
-    if not isinstance(held, dict):
+    if not isinstance(unpickled, dict):
         raise pickle.UnpicklingError("a dict was expected")
-    return {key.decode("latin1") if isinstance(key, bytes) else key: _plain(value) for key, value in held.items()}
+    return {key.decode("latin1") if isinstance(key, bytes) else key: _plain(value) for key, value in unpickled.items()}
 
 
 def _shown(value: object) -> str:
