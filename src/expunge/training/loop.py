@@ -21,7 +21,7 @@ from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import DivergedError, InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened
-from expunge.runtime.cuda_graphs import GraphedStep
+from expunge.runtime.cuda_graphs import GraphedStep as Replays
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
@@ -230,7 +230,7 @@ class _Update:
     def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
         self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
         self.lone = Lone(model, objective)
-        self._graphs: dict[int, GraphedStep[Tensor] | None] = {}
+        self._replays: dict[int, Replays[Tensor] | None] = {}
         self._rate: float | None = None
 
     def __call__(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
@@ -260,19 +260,19 @@ class _Update:
             else:
                 group["lr"] = rate
 
-    def replays(self, phase: Phase, device: torch.device) -> GraphedStep[Tensor] | None:
+    def replays(self, phase: Phase, device: torch.device) -> Replays[Tensor] | None:
         """How to replay this phase's steps from the rows of its data; None where they have to be made one by one."""
         rows, key = phase.batches.rows, id(phase.batches)
         if device.type != "cuda" or rows is None or phase.loss is not None or self.tuning.optimizer is not None or hooked(self.model):
             return None
-        if key not in self._graphs:
+        if key not in self._replays:
             step = partial(self._from_rows, phase, rows)
-            self._graphs[key] = GraphedStep(step, partial(self.optimizer.zero_grad, set_to_none=True)) if _on_device(rows, device) else None
-        return self._graphs[key]
+            self._replays[key] = Replays(step, partial(self.optimizer.zero_grad, set_to_none=True)) if _on_device(rows, device) else None
+        return self._replays[key]
 
     def let_go(self) -> None:
         """Of the graphs and their memory, at once: they hold this object, and would wait for the garbage collector with it."""
-        self._graphs.clear()
+        self._replays.clear()
 
     def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
         return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)

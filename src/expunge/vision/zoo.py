@@ -262,7 +262,7 @@ def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu
     if network not in NETWORKS:
         raise InputError("path", f"must hold one of the networks {', '.join(NETWORKS)}", excerpt(network))
     try:
-        classes, channels = (named_number(metadata[name], 2**31, least=1) for name in ("classes", "channels"))
+        classes, channels = (named_number(metadata[name], 2**31, smallest=1) for name in ("classes", "channels"))
     except (KeyError, ValueError) as error:
         raise InputError("path", f"must record the network's classes and channels ({excerpt(error)})", os.fspath(path)) from error
     # Before anything is built: the number of classes in the file may need more memory than there is.
