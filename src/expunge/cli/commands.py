@@ -39,7 +39,7 @@ def _parsed(args: list[str]) -> Demo | Compare | Train | Bench | Report | Data:
     return tyro.extras.subcommand_cli_from_dict(
         {"demo": Demo, "compare": Compare, "train": Train, "bench": bench_command, "report": report_command, "data": data_command},
         prog="expunge",
-        description="Take data out of a trained network. `expunge --version` tells the version.",
+        description="Take data out of a trained network. `expunge --version` prints the version.",
         args=args,
     )
 

@@ -74,7 +74,7 @@ def run_train(options: Train) -> None:
         print(f"{options.network} on {options.dataset}: {description}", file=sys.stderr, flush=True)
     latest: dict[str, Trained] = {}
 
-    def tell(networks: Sequence[Trained]) -> None:
+    def print_results(networks: Sequence[Trained]) -> None:
         for network in networks:
             print(f"{network.job.name}: {training_report.line(network.curve[-1])}, weights {network.digest}")
 
@@ -105,9 +105,9 @@ def run_train(options: Train) -> None:
         print(f"The state after the last whole epoch is in {options.out}/; the same command goes on from there.", file=sys.stderr)
         raise
     except OSError:  # such as a full disk at the very end: report what was trained
-        tell([trained for trained in latest.values() if trained.curve[-1].epoch == recipe.epochs])
+        print_results([trained for trained in latest.values() if trained.curve[-1].epoch == recipe.epochs])
         raise
-    tell(trained)
+    print_results(trained)
     print(f"Weights, curves and settings: {options.out}/")
 
 

@@ -68,7 +68,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`views` are ways to look at the results, each a table; see `tables.VIEWS`."""
+    """`views` name the tables of the results; see `report.views.VIEWS`."""
 
     name: str
     title: str

@@ -140,20 +140,20 @@ class _Runner:
             if not self.wanted():
                 break
             needed = (original(task.cell), retrained(task.cell))
-            refused = next((self.untrained[spec.digest] for spec in needed if spec.digest in self.untrained), None)
-            if refused is None and not all(self.store.holds(spec) for spec in needed):
+            failure = next((self.untrained[spec.digest] for spec in needed if spec.digest in self.untrained), None)
+            if failure is None and not all(self.store.holds(spec) for spec in needed):
                 continue
             with try_lock(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
                 if free and not self.place.done(task.cell):
-                    self._do(task, refused)
+                    self._do(task, failure)
                     progressed = True
         return progressed
 
-    def _do(self, task: Task, refused: Exception | None) -> None:
+    def _do(self, task: Task, failure: Exception | None) -> None:
         started = time.perf_counter()
         self.starting(task.cell.label)
         try:
-            result, network = self._result(task.cell, refused)
+            result, network = self._result(task.cell, failure)
         except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
             self.broken += 1
             self.pending.remove(task)
@@ -167,9 +167,9 @@ class _Runner:
         why = "" if result.error is None else f" ({result.error})"
         self.say(f"{task.cell.label}: {time.perf_counter() - started:.1f} s{why}")
 
-    def _result(self, cell: Cell, refused: Exception | None) -> tuple[Result, nn.Module | None]:
-        if refused is None:
+    def _result(self, cell: Cell, failure: Exception | None) -> tuple[Result, nn.Module | None]:
+        if failure is None:
             return perform(cell, self.store)
-        if not is_result(refused):
-            raise refused
-        return Result(cell, cell.digest, 0.0, **surroundings(self.place.device), error=reason(refused)), None
+        if not is_result(failure):
+            raise failure
+        return Result(cell, cell.digest, 0.0, **surroundings(self.place.device), error=reason(failure)), None

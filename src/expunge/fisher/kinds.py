@@ -89,5 +89,5 @@ def _scored(probabilities: Tensor, labels: Tensor, scale: Tensor) -> Tensor:
 
 def _probabilities(logits: Tensor) -> Tensor:
     if logits.dim() != 2 or logits.shape[1] < 2:
-        raise InputError("kind", "the model's own distribution needs logits of shape (N, K), K classes and not one", tuple(logits.shape))
+        raise InputError("kind", "the model's own distribution needs logits of shape (N, K) with K of at least 2", tuple(logits.shape))
     return logits.detach().double().softmax(1)

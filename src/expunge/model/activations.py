@@ -18,17 +18,17 @@ from expunge.model.checks import check_module
 from expunge.runtime.modes import eager, in_mode, seeded, unchanged
 from expunge.runtime.progress import track
 
-# How many numbers are rectified at a time on the CPU: what fits a core's cache and what the allocator hands out again. A fresh tensor of
+# How many numbers are rectified at a time on the CPU: what fits a core's cache and what the allocator reuses. A fresh tensor of
 # the size of the layer's output would cost many times the reduction.
 PIECE = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)
 class Activations:
-    """Σ_i A_ij of each class (without classes: of all samples) by layer, float64 of shape (classes, channels); |class| and the batches."""
+    """Σ_i A_ij of each class by layer, and how many samples and batches were summed. Without classes there is one row, of all samples."""
 
-    sums: Mapping[str, Tensor]
-    counts: Tensor  # int64, of shape (classes,)
+    sums: Mapping[str, Tensor]  # by layer, float64 of shape (classes, channels)
+    counts: Tensor  # samples of each class, int64 of shape (classes,)
     batches: int
 
     def mean(self) -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ def _by_sample(calls: list[Tensor], samples: int, layer: Layer, device: torch.de
     if len(calls) == 1 and len(calls[0]) == samples:
         return calls[0]
     if any(len(rows) % samples for rows in calls):
-        raise ModelError(f"model: {layer.name} puts out {len(calls[0])} rows for {samples} samples; they cannot be told apart")
+        raise ModelError(f"model: {layer.name} puts out {len(calls[0])} rows for {samples} samples; must be a multiple of the samples")
     means = [rows.double().reshape(samples, -1, layer.channels).mean(1) for rows in calls]
     return torch.stack(means).mean(0)
 

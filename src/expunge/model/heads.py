@@ -38,9 +38,9 @@ ADDITIONS = frozenset("Add Sub Rsub".split())
 def find(model: nn.Module, batch: Batch, objective: Objective = Objective()) -> tuple[str, ...]:
     """The names of the classifier's parameters, in the model's order.
 
-    Walked back from the logits: the first contraction (matrix product, convolution) on each path, with a matrix of the model directly
-    in it. The head is these matrices and every parameter at or after them (bias, scale, temperature), and nothing before. Two samples
-    of `batch` go through the model in eval mode; frozen parameters are found too. A graph that does not say which matrix is the
+    From the logits the autograd graph is walked back to the first contraction (matrix product, convolution) on each path, which must have
+    a matrix of the model as a direct factor. The head is these matrices and every parameter at or after them (bias, scale, temperature).
+    Two samples of `batch` go through the model in eval mode; frozen parameters count too. A graph that does not show which matrix is the
     classifier's (weight norm, attention right before the logits, opaque operations) raises `ModelError`.
 
     Paper: "we do not mask parameters in the final classifier"; it does not say how to find it.
@@ -57,7 +57,7 @@ def find(model: nn.Module, batch: Batch, objective: Objective = Objective()) -> 
 
 
 def named(model: nn.Module, head: Sequence[str] | str, argument: str = "head") -> tuple[str, ...]:
-    """The parameters that a user means by these names: parameters, or modules, which stand for all of theirs."""
+    """The parameters of these names; the name of a module stands for all its parameters."""
     names = check_names(argument, head)
     parameters, modules = dict(model.named_parameters(remove_duplicate=False)), dict(model.named_modules(remove_duplicate=False))
     listed: dict[str, None] = {}

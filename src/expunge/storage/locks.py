@@ -59,8 +59,8 @@ def try_lock_and_remove(path: Path) -> Iterator[bool]:
 def remove_open(file: IO[bytes], path: Path) -> None:
     """Remove a file that we have open and locked.
 
-    It is removed while we hold the lock, so whoever locks it next sees by `is_at` that it is gone. Where `OPEN_FILES_STAY` it is closed
-    before; if another process has opened it since, it stays, and is that one's to remove.
+    It is removed while we hold the lock, so the next process that locks it sees by `is_at` that it is gone. Where `OPEN_FILES_STAY` it is
+    closed before; if another process has opened it since, it stays, and is that one's to remove.
     """
     if not OPEN_FILES_STAY:
         path.unlink(missing_ok=True)

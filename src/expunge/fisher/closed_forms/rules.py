@@ -1,7 +1,7 @@
 """Compute Σ_n (∂ log p_n / ∂w)² in closed form, from an operation's input and the gradient of its output.
 
 Each class is an autograd function that stands in for an operation during a pass. Its forward is the operation's own; its backward
-returns the gradient of the input alone and hands the squared per-sample gradients of the weights to a `Use`. A weight gradient is
+returns the gradient of the input alone and passes the squared per-sample gradients of the weights to a `Use`. A weight gradient is
 never formed.
 """
 

@@ -26,7 +26,7 @@ from expunge.fisher.samples import Squares, add_single, batched, fresh, relative
 from expunge.model.copying import copied
 from expunge.runtime.nested import each_tensor
 
-PROBE = 2  # samples: one and two of them tell where the samples are; two gradients tell sums of squares from squares of sums
+PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
 
 @dataclass
@@ -39,14 +39,14 @@ class Plan:
     idle: list[str] = field(default_factory=list)  # not used so far
 
     def revise(self, names: set[str]) -> None:
-        """Control flow that changes with the data: let go of the closed forms that met a use they do not know."""
+        """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
         for name in names:
             self.layouts.pop(name, None)
         self.idle = [name for name in self.idle if name not in names]
         self.looped += sorted(names - {*self.batched, *self.looped})
 
 
-@tf32.switched_off()  # its rounding, of some percent in a deep network, would hide what the check looks for
+@tf32.switched_off()  # its rounding, of some percent in a deep network, would hide the errors that the check is for
 def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
     """A plan for these parameters, from the first samples of a batch of at least two.
 
@@ -121,7 +121,7 @@ def _random_like(logits: Tensor) -> Tensor:
 def _defined(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, together: Tensor, cotangent: Tensor, objective: Objective
 ) -> tuple[Squares, Interception]:
-    """The probe's squares by the definition, checking on the way that samples stand alone; and the uses in a pass of one sample."""
+    """The probe's squares by the definition, and the uses in a pass of one sample. Checks that samples do not depend on each other."""
     totals = {name: wide(torch.zeros_like(value)) for name, value in parameters.items()}
     for index in range(PROBE):
         one = slice(index, index + 1)

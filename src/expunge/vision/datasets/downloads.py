@@ -72,7 +72,7 @@ DOWNLOADS: dict[str, tuple[File, ...]] = {
             "cifar-100-python",
         ),
     ),
-    # The authors' own server no longer hands the files out; this is the copy PyTorch keeps, byte for byte the same.
+    # The authors' own server no longer serves the files; this is the copy PyTorch keeps, byte for byte the same.
     "mnist": _idx(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "MNIST/raw",

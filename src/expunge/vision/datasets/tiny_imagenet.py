@@ -130,7 +130,7 @@ def _is_link(member: zipfile.ZipInfo) -> bool:
 
 
 def _content(place: Place, archive: Path, file: zipfile.ZipFile, member: zipfile.ZipInfo, largest: int) -> bytes:
-    """Read by its size: without it zipfile unpacks all there is before it looks at the size."""
+    """Read by its size: without it zipfile unpacks all there is before it checks the size."""
     try:
         if member.file_size > largest:
             raise zipfile.BadZipFile(f"it has {member.file_size} bytes, more than {largest}")

@@ -1,4 +1,4 @@
-"""Call the kernel of squares.c where it was built (hatch_build.py) and the processor has the instructions; there are other ways."""
+"""Call the kernel of squares.c where it was built (hatch_build.py) and the processor has its instructions."""
 
 from __future__ import annotations
 
