@@ -18,7 +18,7 @@ from expunge.storage.documents import excerpt, read_json
 
 @dataclass(frozen=True)
 class Estimates:
-    """Mean seconds by kind; where nothing of a kind has run, those of the model, and else nothing."""
+    """Mean seconds by kind; where nothing of a kind has run, those of the model; None where nothing of it has."""
 
     cells: dict[Any, float]
     networks: dict[Any, float]

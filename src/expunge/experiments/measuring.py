@@ -85,7 +85,7 @@ def _check_known(cell: Cell) -> None:
 
 
 def is_result(error: Exception) -> bool:
-    """Whether what stopped a cell before its method's turn is worth a note: there are no data, or a training diverged."""
+    """Whether an error before the method's turn is a result: there are no data, or a training diverged."""
     return _no_data(error) or (isinstance(error, DivergedError) and not _of_the_machine(error))
 
 
@@ -94,7 +94,7 @@ def _no_data(error: Exception) -> bool:
 
 
 def _of_the_machine(error: BaseException | None) -> bool:
-    """Whether memory, a disk or a module that is missing is behind an error: that says nothing of the method, and may be well tomorrow."""
+    """Whether an error comes from memory, a disk or a missing module: it says nothing about the method, and may not occur again."""
     while error is not None:
         if isinstance(error, (MemoryError, OSError, ImportError, torch.OutOfMemoryError)):
             return True
@@ -162,7 +162,7 @@ def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, 
 
 
 class Kept:
-    """A method, and the weights after each of its epochs, kept on the CPU: `unlearn` gives the last ones."""
+    """A method, and the weights after each of its epochs, kept on the CPU: `unlearn` returns the last ones."""
 
     def __init__(self, method: Method) -> None:
         self.method = method

@@ -98,7 +98,7 @@ def fastest_kernels() -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: what it frees (an older graph, say) breaks a capture. To collect before would take a tenth of a
+    """Switch off garbage collection: what it frees (an older graph, say) breaks a capture. To collect before would take a tenth of a
     second and more."""
     enabled = gc.isenabled()
     gc.disable()
@@ -110,8 +110,8 @@ def uncollected() -> Iterator[None]:
 
 
 def _form(batch: Batch) -> Hashable | None:
-    """What a graph is tied to: the shapes and types of the tensors, and plain values as they are. None where something else, which may
-    change meanwhile, is in the batch."""
+    """What a graph depends on: the shapes and types of the tensors, and plain values as they are. None where the batch holds anything else,
+    which may change meanwhile."""
     if isinstance(batch, Tensor):
         return batch.shape, batch.dtype, batch.stride()
     if isinstance(batch, (Mapping, tuple, list)):

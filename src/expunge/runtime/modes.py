@@ -18,10 +18,10 @@ from expunge.validate import check_seed
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """All of the model in train or eval mode; afterwards every module in its own again.
+    """Put the whole model in train or eval mode; afterwards every module is in its own mode again.
 
-    cuDNN gives recurrent layers a gradient in train mode alone, so on CUDA they stay in it for both, in eval mode without their dropout.
-    An autocast of the caller's keeps no casts meanwhile.
+    cuDNN computes gradients of recurrent layers in train mode alone, so on CUDA they stay in it, for eval mode with their dropout set to 0.
+    Meanwhile the caller's autocast caches no casts.
     """
     before = [(module, module.training) for module in model.modules()]
     recurrent = [(module, module.dropout) for module, _ in before if _recurrent(module) and _on_cuda(module) and not training]
@@ -40,8 +40,8 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Under the caller's autocast, casts of weights are not kept: the next pass would take them, whatever a step made of the weights, and
-    in older versions of torch one that needs a graph those made without (pytorch#158232)."""
+    """Switch off the cache of the caller's autocast. The next pass would take its casts though a step has changed the weights; in older
+    versions of torch a pass that needs a graph would take casts made without one (pytorch#158232)."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -76,7 +76,7 @@ def _of_torch(hook: Any) -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Buffers that a forward pass may change (counters), and tables that it may renormalise, are put back."""
+    """Restore buffers that a forward pass may change (counters), and embedding tables that it may renormalise."""
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
     tables = [module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm]
     changing = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
@@ -94,7 +94,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of torch (the CPU's and the device's), numpy and Python from `seed`; afterwards as if none had been drawn."""
+    """Seed torch (the CPU and the device), numpy and Python; afterwards their generators are as if nothing had been drawn."""
     devices, seed = [device] if device.type == "cuda" else [], int(seed)
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng(devices):
@@ -148,7 +148,7 @@ class Generators(NamedTuple):
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """torch.compile's results as the models they were made from: compiled ones do not call hooks registered later."""
+    """Run compiled models uncompiled: what torch.compile returns does not call hooks registered later."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
         yield
         return
@@ -158,7 +158,7 @@ def eager() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch on a single CPU thread: as fast for small networks, the same result on any number of cores, and no waiting on a busy one."""
+    """Run torch on one CPU thread: as fast for small networks, the same result on any number of cores, and no waiting on a busy one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -168,7 +168,7 @@ def one_thread() -> Iterator[None]:
 
 
 def device_named(name: str | None) -> torch.device:
-    """A device that is there; None: the GPU if there is one."""
+    """The device of this name, if it is available; None: the GPU if there is one."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=device)
