@@ -29,7 +29,7 @@ def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
     if not nearest.is_dir():
         raise InputError(argument, f"must be a folder, and {nearest} is not one", os.fspath(path))
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(argument, f"must be writable, and {nearest} is not", os.fspath(path))
+        raise InputError(argument, f"must be a folder that is writable, and {nearest} is not", os.fspath(path))
 
 
 def check_file(argument: str, path: str | os.PathLike[str]) -> None:
