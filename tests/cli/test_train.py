@@ -11,7 +11,7 @@ import pytest
 
 from expunge.cli import commands as cli
 from expunge.report import training as training_report
-from expunge.storage.locks import held
+from expunge.storage.locks import try_lock
 from expunge.vision import recipes
 from expunge.vision import zoo as training
 from tests.cli.test_commands import CALL
@@ -111,7 +111,7 @@ def test_mistakes_in_a_training_are_told_before_it_begins(arguments, message, ca
 
 
 def test_two_trainings_of_one_name_do_not_run_at_once(capsys, tmp_path):
-    with held(tmp_path / "locks" / "digits-resnet8-seed0.lock"):
+    with try_lock(tmp_path / "locks" / "digits-resnet8-seed0.lock"):
         assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 2
         rule = "out: must not be in use: another training of this name is running there"
         assert capsys.readouterr().err == f"expunge: {rule}; found {tmp_path}/digits-resnet8-seed0\n"

@@ -318,7 +318,7 @@ def test_one_logit_has_no_distribution(kind):
     objective = Objective(
         losses=lambda logits, targets: F.binary_cross_entropy_with_logits(logits[:, 0], targets, reduction="none"), classes=True
     )
-    with pytest.raises(InputError, match="kind: .*K classes and not one"):
+    with pytest.raises(InputError, match="kind: .*with K of at least 2"):
         diagonal(nn.Linear(5, 1).eval(), [(torch.randn(4, 5), torch.ones(4))], kind=kind, objective=objective)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from expunge.errors import InputError
-from expunge.experiments.runner import _deaf_to_ctrl_c
+from expunge.experiments.worker import _deaf_to_ctrl_c
 from expunge.runtime.exits import ended, uninterrupted
 
 heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job, as these tests may be, begins deaf to it

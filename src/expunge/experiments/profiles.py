@@ -1,4 +1,4 @@
-"""The sizes the experiments are run in, as data."""
+"""Define the sizes in which the experiments are run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a count in a notebook; elsewhere nothing, or one line at the end where asked for."""
+"""Show the progress of long work: a bar on a terminal, a count in a notebook; elsewhere nothing, or one line at the end if enabled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 def is_shown(progress: bool | None) -> bool:
-    """What the caller says; None: where a person looks on, that is where standard error is a terminal or a notebook runs."""
+    """The caller's choice; None: shown where standard error is a terminal or a notebook runs."""
     if progress is not None:
         check_flag("progress", progress)
         return bool(progress)
@@ -22,7 +22,7 @@ def is_shown(progress: bool | None) -> bool:
 
 
 def _on_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()  # None under pythonw, where nobody looks on
+    return sys.stderr is not None and sys.stderr.isatty()  # None under pythonw, which has no terminal
 
 
 def _in_notebook() -> bool:

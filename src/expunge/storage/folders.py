@@ -19,7 +19,7 @@ from typing import Any
 from expunge.errors import InputError
 from expunge.storage.documents import read_json
 from expunge.storage.files import check_folder
-from expunge.storage.locks import held_and_removed
+from expunge.storage.locks import try_lock_and_remove
 
 RESULT = "result.json"
 LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}  # what file managers leave wherever they look
@@ -128,7 +128,7 @@ class Reserved:
             remove(left)
 
     def check(self) -> None:
-        """Refuse a folder that holds anything but an earlier result of the same command."""
+        """Raise InputError for a folder that holds anything but an earlier result of the same command."""
         for path in (self.new, self.earlier, self.finished):
             if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink()):
                 raise InputError(self.argument, f"needs the name {path} for a folder of its own: move what is there", os.fspath(self.shown))
@@ -145,7 +145,7 @@ def reserved(argument: str, out: str | os.PathLike[str], command: str) -> Iterat
     folder = Path(os.path.realpath(out))
     place = Reserved(argument, Path(out), folder, command, is_movable(folder), _is_replaceable(folder))
     place.lock.parent.mkdir(parents=True, exist_ok=True)
-    with held_and_removed(place.lock) as free:
+    with try_lock_and_remove(place.lock) as free:
         if not free:
             raise InputError(argument, "must not be in use: another command is writing there", os.fspath(out))
         if place.beside:  # another working directory may have made the other choice
@@ -193,7 +193,7 @@ def listed(folder: Path, command: str | None) -> set[str]:
 
 
 def check_owned(argument: str, out: str | os.PathLike[str], command: str, names: Iterable[str]) -> None:
-    """Refuse a folder where a file that the command would write is there, and is not of an earlier run of it."""
+    """Raise InputError where a file that the command would write exists and is not of an earlier run of it."""
     folder = Path(out)
     owned = listed(folder, command)
     if (stranger := next((name for name in (RESULT, *names) if os.path.lexists(folder / name) and name not in owned), None)) is not None:
@@ -202,6 +202,6 @@ def check_owned(argument: str, out: str | os.PathLike[str], command: str, names:
 
 
 def remove(folder: Path) -> None:
-    """A folder of our own and all in it, if it is there."""
+    """Remove a folder of our own and all in it, if it exists."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""Picture files as bytes of one shape, decoded by Pillow: those kinds alone that are meant, and within bounds."""
+"""Decode picture files to bytes of one shape by Pillow: only the formats below, and within bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # whatever a file is called; others may start other programs
 LARGEST = 2**27  # bytes of a file
 PIXELS = 2**26  # of a picture: what large cameras make
-MANY = 2**22  # pictures of more pixels are decoded one at a time
+LARGE = 2**22  # pictures of more pixels are decoded one at a time
 THREADS = 8  # decoding runs outside Python's lock
 WIDE = "I;16"  # Pillow's modes of 16 bits begin so; it would cut off what is brighter than 255 of 65,535
 
@@ -52,7 +52,7 @@ def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | N
         try:
             list(pool.map(place, range(len(names))))
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # the first broken picture is told at once, not after the last
+            pool.shutdown(cancel_futures=True)  # the first broken picture raises at once, not after the last
             raise
     return pixels
 
@@ -65,7 +65,7 @@ def _room(count: int, picture: Tensor) -> Tensor:
         raise InputError("data", rule, f"{count * picture.numel()} bytes") from error
 
 
-def _pixels(name: str, content: bytes, size: int | None, most: int, large: Executor) -> Tensor:
+def _pixels(name: str, content: bytes, size: int | None, limit: int, large: Executor) -> Tensor:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -73,12 +73,12 @@ def _pixels(name: str, content: bytes, size: int | None, most: int, large: Execu
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size
-            if width * height <= most:
-                return _resized(file, size) if width * height <= MANY else large.submit(_resized, file, size).result()
+            if width * height <= limit:
+                return _resized(file, size) if width * height <= LARGE else large.submit(_resized, file, size).result()
     except Exception as error:  # of a broken picture Pillow may say anything, of other files an address in memory
-        found = "none of these" if isinstance(error, UnidentifiedImageError) else error
-        raise InputError("data", f"{name}: must be a whole picture file ({', '.join(FORMATS)})", found) from error
-    raise InputError("data", f"{name}: a picture must have at most {most} pixels", f"{width}×{height}")
+        reason = "none of these" if isinstance(error, UnidentifiedImageError) else error
+        raise InputError("data", f"{name}: must be a whole picture file ({', '.join(FORMATS)})", reason) from error
+    raise InputError("data", f"{name}: a picture must have at most {limit} pixels", f"{width}×{height}")
 
 
 def _resized(file: Image, size: int | None) -> Tensor:
