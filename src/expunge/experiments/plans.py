@@ -128,7 +128,7 @@ def _ssd_threshold(dataset: str, scenario: Settings) -> float:
 def cells(
     profile: Profile, model: str, scenario: Settings, name: str, reading: str, ratio: float | None = None, **changes: Any
 ) -> Iterator[Cell]:
-    """One a seed; `changes` are of the recipe."""
+    """One cell per seed; `changes` are of the recipe."""
     dataset, _, network = model.rpartition("/")
     recipe = replace(recipe_for(dataset), **{**profile.training, **changes})
     method: dict[str, Any] = {"name": name, "reading": reading}

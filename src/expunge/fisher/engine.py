@@ -80,8 +80,7 @@ def diagonal(
         device = device_of(model)
         for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
             check_batch(batch, "batches", objective)
-            held = to_device(batch, device)
-            adder.add(held)
+            adder.add(to_device(batch, device))
     return FisherSums(adder.totals(), adder.count, kind, digest)
 
 

@@ -29,10 +29,10 @@ def html_table(title: str, rows: Rows) -> str:
     return f"<table><caption>{escape(title)}</caption>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
-def shortened(name: str, most: int = NAME) -> str:
+def shortened(name: str, width: int = NAME) -> str:
     """On one line, in printable characters."""
     plain = name if name.isprintable() else ascii(name)
-    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
 
 
 def counted(number: int, one: str, several: str = "") -> str:

@@ -30,14 +30,14 @@ def is_picture(name: str) -> bool:
     return not name.startswith(".") and name.lower().endswith(SUFFIXES)
 
 
-def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | None = None, pixels_each: int = PIXELS) -> Tensor:
+def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | None = None, max_pixels: int = PIXELS) -> Tensor:
     """The pictures (N, 3, H, W) as uint8; grey ones get three equal channels. `size` resizes all to a square, bilinearly; without it
-    they must be of one size. `content` gives the bytes of a file by its name; none may have more than `pixels_each` pixels."""
+    they must be of one size. `content` gives the bytes of a file by its name; none may have more than `max_pixels` pixels."""
     # Large ones in one thread, one after the other: threads keep the memory they had.
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as large:
 
         def read(name: str) -> Tensor:
-            return _pixels(name, content(name), size, pixels_each, large)
+            return _pixels(name, content(name), size, max_pixels, large)
 
         first = read(names[0])
         pixels = _room(len(names), first)
