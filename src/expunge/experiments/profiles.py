@@ -46,6 +46,7 @@ def _steady(rate: float, **other: Any) -> dict[str, Any]:
 
 # Chosen on validation data from small grids: benchmarks/settings_on_digits.py. What is not named keeps its defaults.
 ON_DIGITS: Mapping[str, Settings] = {
+    "newton-noise": {"tuning": {"schedule": "replayed"}},  # as FisherNoise: the noise alone breaks so small a network
     "influence": {"gradient": "sum", "strength": 30},
     "gradient-ascent": {"tuning": _steady(3e-3)},
     "neg-grad-plus": {"remain_weight": 0.9, "tuning": _steady(0.03, momentum=0.0)},
