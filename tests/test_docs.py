@@ -46,6 +46,7 @@ def test_the_readmes_example_can_be_undone():
 
 
 @pytest.mark.parametrize("example", named(EXAMPLES))
+@pytest.mark.slow
 def test_examples_run(example, tmp_path):
     path = os.pathsep.join([str(Path(expunge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

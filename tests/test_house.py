@@ -19,6 +19,7 @@ ORDER = (
     "report",
     "experiments",
     "vision",
+    "comparing",
     "unlearning",
     "outcome",
     "methods",

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 import expunge
 
 # torch, what it depends on, and what it may look for by itself
@@ -40,6 +42,7 @@ def test_public_names_are_the_ones_promised():
     assert not hasattr(expunge, "nonsense")
 
 
+@pytest.mark.slow
 def test_everything_is_imported_with_torch_and_numpy_alone():
     finished = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

@@ -172,8 +172,14 @@ def test_methods_of_the_softmax_need_classes(method):
 @pytest.mark.parametrize("method", [expunge.RandomLabels(), expunge.SalUn()])
 def test_random_labels_need_one_label_a_sample(method):
     data = TensorDataset(torch.randn(5, 1, 4, 4), torch.ones(5, 3, dtype=torch.int64))
-    with pytest.raises(InputError, match=r"^objective: random labels need classes: integer labels .*found torch.int64 of shape \(5, 3\)"):
-        unlearn(cases.model(), data, cases.remain(), method, objective=expunge.Objective(losses=binary), watch={})
+    for classes in (None, False):
+        objective = expunge.Objective(losses=binary, classes=classes)
+        with pytest.raises(InputError, match=rf"^objective: random labels need class logits; .*found classes={classes}"):
+            unlearn(cases.model(), data, cases.remain(), method, objective=objective, watch={})
+    with pytest.raises(
+        InputError, match=r"^forget: targets must be integer labels .*give labels.argmax\(1\).*found torch.int64 of shape \(5, 3\)"
+    ):
+        unlearn(cases.model(), data, cases.remain(), method, objective=expunge.Objective(losses=binary, classes=True), watch={})
     soft = TensorDataset(torch.randn(5, 1, 4, 4), torch.full((5, 3), 1 / 3))
     with pytest.raises(InputError, match=r"^forget: random labels need one integer label for each row of logits; found shape \(5, 3\)"):
         unlearn(cases.model(), soft, cases.remain(), method, watch={})
@@ -218,7 +224,7 @@ def test_nothing_is_changed_by_an_interrupt():
         raise KeyboardInterrupt
 
     with properties.assert_untouched(model), pytest.raises(KeyboardInterrupt):
-        unlearn(model, cases.forget(), cases.remain(), objective=expunge.Objective(losses=interrupted))
+        unlearn(model, cases.forget(), cases.remain(), objective=expunge.Objective(losses=interrupted, classes=True))
 
 
 def as_dicts(data: Subset) -> list[dict[str, torch.Tensor]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expunge import curvature, fisher, methods, metrics, training, vision
+    from expunge.comparing import Comparison, compare
     from expunge.data.objective import Objective
     from expunge.editing import masks, patches, scores
     from expunge.editing.patches import Patch
@@ -68,6 +69,7 @@ _MODULES = {  # public modules by name, and where they are
     "vision": "vision",
 }
 _NAMES = {
+    "comparing": ("Comparison", "compare"),
     "errors": (
         "DivergedError",
         "ExpungeError",
@@ -116,6 +118,7 @@ __all__ = [
     "ActivationMask",
     "BadTeacher",
     "ByFisher",
+    "Comparison",
     "Constant",
     "Distillation",
     "DivergedError",
@@ -150,6 +153,7 @@ __all__ = [
     "UncheckedWarning",
     "activations",
     "channels",
+    "compare",
     "curvature",
     "fisher",
     "heads",

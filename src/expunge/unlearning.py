@@ -220,6 +220,6 @@ def _check_watched(model: nn.Module, data: Batches, argument: str, objective: Ob
     try:
         targets = as_labels(objective.targets(batch))
         check_targets(logits, targets)
-        check_classes(objective, logits, targets, "accuracy needs")
+        check_classes(objective, logits.shape, "accuracy needs")
     except InputError as error:
         raise InputError(argument, f"{error.rule} (watch={{}} measures no accuracy)", error.found) from error

@@ -113,7 +113,7 @@ def test_a_note_of_a_network_that_was_tampered_with_is_named(out, content, capsy
     note.write_text(content)
     assert cli.main(["bench", "run", "table3", "--dry-run", "--device", "cpu", "--out", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"expunge: models: {note} must tell how a network was trained") and told.count("\n") == 1
+    assert told.startswith(f"expunge: models: {note} must record how a network was trained") and told.count("\n") == 1
 
 
 def test_adopting_needs_a_name(out, capsys, tmp_path):
@@ -143,6 +143,7 @@ def test_a_device_that_is_not_here_is_refused(capsys, tmp_path, device):
     assert capsys.readouterr().err == f"expunge: device: must be one that torch finds here, such as cpu or cuda; found {device}\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_processes_without_a_traceback(tmp_path):
     """The signal goes to the whole group, as from a terminal."""
     command = [sys.executable, "-m", "expunge", "bench", "run", "table1", "--jobs", "2", "--out", str(tmp_path)]

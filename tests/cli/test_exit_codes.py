@@ -38,6 +38,7 @@ def stored(folder):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.slow
 def test_where_data_are_missing_a_run_ends_with_one(jobs, tmp_path, capfd):
     asked = ["bench", "run", "table1", "--models", "cifar100/resnet8", "--methods", "finetune", "--jobs", str(jobs)]
     assert cli.main([*asked, "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 1
@@ -66,6 +67,7 @@ class Halving:
         run.after_epoch(0)
 
 
+@pytest.mark.slow
 def test_a_method_that_the_processes_do_not_know_has_no_result(out, tmp_path, monkeypatch, capfd):
     """Afterwards it can be run where it is known: nothing false was kept."""
     monkeypatch.setitem(METHODS, "halving", Halving)

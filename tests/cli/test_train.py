@@ -11,14 +11,16 @@ import pytest
 
 from expunge.cli import commands as cli
 from expunge.report import training as training_report
-from expunge.storage.locks import held
+from expunge.storage.locks import try_lock
 from expunge.vision import recipes
 from expunge.vision import zoo as training
 from tests.cli.test_commands import CALL
+from tests.vision.datasets import files
 
 TRAINED = ["train", "--network", "resnet8", "--batch-size", "128", "--epochs"]
 
 
+@pytest.mark.slow
 def test_a_training_from_end_to_end(capsys, tmp_path):
     assert cli.main([*TRAINED, "2", "--seeds", "3,4", "--without", "5", "--augment", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr()
@@ -38,6 +40,7 @@ def test_a_training_from_end_to_end(capsys, tmp_path):
         assert training.weights_digest(training.load_network(tmp_path / f"{name}.safetensors")) == result["digest"]
 
 
+@pytest.mark.slow
 def test_a_training_killed_goes_on_and_ends_with_the_same_weights(capsys, tmp_path):
     asked = [*TRAINED, "4", "--quiet", "--out"]
     child = subprocess.Popen([sys.executable, "-c", CALL, *asked, str(tmp_path / "killed")], env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -56,6 +59,23 @@ def test_a_training_killed_goes_on_and_ends_with_the_same_weights(capsys, tmp_pa
     assert written[0] == written[1] and len(json.loads(written[0])["curve"]) == 4
 
 
+def test_a_folder_of_pictures_of_any_size_is_trained_on(capsys, tmp_path):
+    for name, colour in (("cat", (200, 0, 0)), ("dog", (0, 0, 200))):
+        folder = tmp_path / "pets" / name
+        folder.mkdir(parents=True)
+        for number in range(10):
+            (folder / f"{number}.png").write_bytes(files.picture(colour, 9 + number, "PNG"))
+        (folder / "._0.png").write_bytes(b"of macOS")
+    asked = ["train", "--dataset", str(tmp_path / "pets"), "--network", "resnet8", "--epochs", "1", "--out", str(tmp_path / "out")]
+    assert cli.main([*asked, "--quiet"]) == 2
+    assert (
+        "pictures must be of one size, the first being 9×9; give size= (`expunge train --size`) to resize them" in capsys.readouterr().err
+    )
+    assert cli.main([*asked, "--size", "8"]) == 0
+    assert " 1 epoch, batches of 128" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "pets-resnet8-size8-seed0.json").read_text())["size"] == 8
+
+
 def test_ctrl_c_says_how_a_training_goes_on(capsys, monkeypatch, tmp_path):
     def interrupted(*arguments, **others):
         raise KeyboardInterrupt
@@ -72,6 +92,9 @@ def test_ctrl_c_says_how_a_training_goes_on(capsys, monkeypatch, tmp_path):
         (["--network", "nonsense"], "network: must be one of resnet8"),
         (["--dataset", "nonsense"], "dataset: must be one of digits"),
         (["--seeds", "1,x"], "seeds: must be whole numbers with commas between them; found 1,x"),
+        (["--seed", "0", "--seeds", "0,1"], "seed: must not be given beside seeds; seeds names all networks; found --seed 0 --seeds 0,1"),
+        (["--seed", "3", "--seeds", "3"], "seed: must not be given beside seeds"),
+        (["--size", "8"], "size: is for pictures alone"),
         (["--rate=-1"], "rate: must be positive, and finite; found -1.0"),
         (["--rate", "inf"], "rate: must be positive, and finite; found inf"),
         (["--weight-decay=-1"], "weight_decay: must be zero or positive, and finite; found -1.0"),
@@ -88,7 +111,7 @@ def test_mistakes_in_a_training_are_told_before_it_begins(arguments, message, ca
 
 
 def test_two_trainings_of_one_name_do_not_run_at_once(capsys, tmp_path):
-    with held(tmp_path / "locks" / "digits-resnet8-seed0.lock"):
+    with try_lock(tmp_path / "locks" / "digits-resnet8-seed0.lock"):
         assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 2
         rule = "out: must not be in use: another training of this name is running there"
         assert capsys.readouterr().err == f"expunge: {rule}; found {tmp_path}/digits-resnet8-seed0\n"

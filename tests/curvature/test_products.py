@@ -11,7 +11,7 @@ from expunge.curvature.solvers import ConjugateGradients, LiSSA
 from expunge.data.batches import as_batches
 from expunge.data.objective import Objective
 from expunge.errors import DivergedError, InputError, ModelError
-from expunge.runtime.cuda_graphs import Replays
+from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.vision.networks import DenseNet, resnet8, vgg11
 from tests import reference
 from tests.methods import properties
@@ -297,9 +297,9 @@ def test_settings_without_sense_are_refused(settings, argument):
 
 @on_cuda
 def test_a_gpu_gives_what_the_cpu_gives(monkeypatch):
-    captured, capture = [], Replays._capture
+    captured, capture = [], GraphedStep._capture
     monkeypatch.setattr(
-        Replays, "_capture", lambda self, form, batch: (capture(self, form, batch), captured.append(form in self._captured))
+        GraphedStep, "_capture", lambda self, form, batch: (capture(self, form, batch), captured.append(form in self._captured))
     )
     model, batches = network("residual"), as_batches(pictures(), batch_size=4)
     target = vector(model)

@@ -1,156 +1,93 @@
-"""Which objectives are of classes: told by the targets, or else by what the losses do."""
+"""Which objectives are of classes: those that say so, and the default."""
 
+from functools import partial
+
+import numpy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from expunge.data.classes import are_labels, check_classes
+from expunge import fisher, metrics
+from expunge.data.classes import check_classes, no_labels
 from expunge.data.objective import Objective
 from expunge.errors import InputError
+from tests.methods import cases
 
-N, K, T = 6, 3, 4
-GENERATOR = torch.Generator().manual_seed(0)
-LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
-SOFT = torch.rand(N, K, generator=GENERATOR).softmax(1)
-MANY = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0]])
-FLAT = torch.randn(N, K, generator=GENERATOR)
-TOKENS = torch.randn(N, K, T, generator=GENERATOR)
-WORDS = torch.randint(K, (N, T), generator=GENERATOR)
-
-
-def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return -(targets * logits.log_softmax(1)).flatten(1).sum(1)
-
-
-def focal(logits: Tensor, targets: Tensor) -> Tensor:
-    own = logits.log_softmax(1).gather(1, targets[:, None]).squeeze(1)
-    return -((1 - own.exp()) ** 2 * own).flatten(1).sum(1)
-
-
-def binary(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").flatten(1).sum(1)
-
-
-def one_against_all(logits: Tensor, targets: Tensor) -> Tensor:
-    return binary(logits, F.one_hot(targets, logits.shape[1]).movedim(-1, 1))
+FLAT = torch.Size([6, 3])
+MISSING = r"^objective: this needs class logits; give Objective\(losses=..., classes=True\) where .*; found classes="
 
 
 def squared(logits: Tensor, targets: Tensor) -> Tensor:
     return (logits - targets).square().flatten(1).sum(1)
 
 
-def classes_last(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.movedim(-1, 1), targets, reduction="none").sum(1)
-
-
-def ignoring_255(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits, targets, reduction="none", ignore_index=255).sum(1)
-
-
-def noisy(logits: Tensor, targets: Tensor) -> Tensor:
-    return soft_cross_entropy(logits + torch.randn_like(logits), targets)
-
-
-def in_place(logits: Tensor, targets: Tensor) -> Tensor:
-    return soft_cross_entropy(logits.neg_(), targets)
-
-
-def with_penalty(logits: Tensor, targets: Tensor) -> Tensor:
-    losses = soft_cross_entropy(logits, targets)
-    (slope,) = torch.autograd.grad(losses.sum(), logits, create_graph=True)
-    return losses + slope.square().sum(1)
-
-
-def half_weighted(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits, targets, torch.tensor([1.0, 9.0, 500.0]).bfloat16(), reduction="none").sum(1)
-
-
-# name: (losses, logits, targets)
-OF_CLASSES = {
-    "focal loss": (focal, FLAT, LABELS),
-    "small integers and a smooth loss": (
-        lambda z, y: F.cross_entropy(z, y.long(), label_smoothing=0.1, reduction="none"),
-        FLAT,
-        LABELS.int(),
-    ),
-    "classes weighted": (lambda z, y: F.cross_entropy(z, y, torch.tensor([1.0, 9.0, 500.0]), reduction="none"), FLAT, LABELS),
-    "one against all": (one_against_all, FLAT, LABELS),
-    "squares of classes": (lambda z, y: squared(z, F.one_hot(y, K)), FLAT, LABELS),
-    "a margin": (lambda z, y: F.multi_margin_loss(z, y, reduction="none"), FLAT, LABELS),
-    "a column of labels": (lambda z, y: F.cross_entropy(z, y[:, 0], reduction="none"), FLAT, LABELS[:, None]),
-    "soft labels": (soft_cross_entropy, FLAT, SOFT),
-    "soft labels, weighted": (lambda z, p: 1e4 * soft_cross_entropy(z, p), FLAT, SOFT),
-    "soft labels, sure logits": (soft_cross_entropy, 40 * F.one_hot(LABELS, K).float() + 5, F.one_hot(LABELS, K).float()),
-    "soft labels, a class masked away": (soft_cross_entropy, FLAT - 1e9 * torch.tensor([0, 0, 1]), SOFT * torch.tensor([1.0, 1.0, 0.0])),
-    "soft labels, half precision": (soft_cross_entropy, FLAT.bfloat16(), SOFT),
-    "soft labels, log-probabilities": (lambda z, p: -(p * z).sum(1), FLAT.log_softmax(1), SOFT),
-    "soft labels, float64": (soft_cross_entropy, FLAT.double(), SOFT.double()),
-    "soft labels, noise on the logits": (noisy, FLAT, SOFT),
-    "soft labels, logits changed in place": (in_place, FLAT, SOFT),
-    "soft labels, a penalty on the gradient": (with_penalty, FLAT, SOFT),
-    "soft labels, no tensor": (lambda z, held: soft_cross_entropy(z, held[0]), FLAT, (SOFT, LABELS)),
-    "tokens": (focal, TOKENS, WORDS),
-    "tokens, weights in half precision": (half_weighted, TOKENS.bfloat16(), WORDS),
-    "tokens, some left out": (ignoring_255, TOKENS, torch.where(WORDS == 0, 255, WORDS)),
-    "tokens, one against all": (one_against_all, TOKENS, WORDS),
-    "soft tokens": (soft_cross_entropy, TOKENS, TOKENS.softmax(1)),
-    "cross-entropy itself": (Objective().losses, FLAT, SOFT),
+# cross-entropies under other names, which nobody tries to guess
+OWN = {
+    "a lambda": lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"),
+    "a partial": partial(F.cross_entropy, reduction="none"),
+    "a module": nn.CrossEntropyLoss(reduction="none"),
+    "smoothed labels": nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1),
 }
 
 
-@pytest.mark.parametrize("name", OF_CLASSES)
-def test_objectives_of_classes_are_taken(name):
-    losses, logits, targets = OF_CLASSES[name]
-    before, state = logits.clone(), torch.get_rng_state()
-    with torch.no_grad():
-        check_classes(Objective(losses=losses), logits, targets, "this needs")
-    assert torch.equal(logits, before) and torch.equal(torch.get_rng_state(), state)
+def test_the_default_objective_is_of_classes():
+    for objective in (Objective(), Objective(classes=True), Objective(targets=lambda batch: batch["digit"])):
+        assert objective.of_classes
+        check_classes(objective, FLAT, "this needs")
+        check_classes(objective, torch.Size([6, 3, 4]), "this needs")
 
 
-SURE = 30 * (2.0 * MANY - 1)
-OTHERS = {
-    "many labels": (binary, FLAT, MANY.float()),
-    "many labels, integers": (binary, FLAT, MANY),
-    "many labels, a model that is sure": (binary, SURE, MANY),
-    "many labels, of which each has one": (binary, 5 * F.one_hot(LABELS, K).float() - 2, F.one_hot(LABELS, K).float()),
-    "many labels, half precision": (binary, FLAT.bfloat16(), MANY.float()),
-    "regression": (squared, FLAT, SOFT),
-    "regression without an error": (squared, FLAT, FLAT),
-    "regression of large numbers": (squared, 1e5 * FLAT, 1e5 * FLAT + 1),
-    "a mean and a variance": (lambda z, y: (z[:, 0] - y).square() * (-z[:, 1]).exp() + z[:, 1], FLAT[:, :2], SOFT[:, 0]),
-    "counts": (lambda z, y: z[:, 0].exp() - y * z[:, 0], FLAT, 2 * LABELS),
-    "positive numbers": (lambda z, y: (y / z + z.log()).sum(1), FLAT.exp(), SOFT),
-    "many labels at each position": (binary, TOKENS, (TOKENS > 0).float()),
-}
+@pytest.mark.parametrize("name", OWN)
+def test_a_loss_of_ones_own_is_of_classes_where_it_says_so(name):
+    assert Objective(losses=OWN[name], classes=True).of_classes
+    check_classes(Objective(losses=OWN[name], classes=True), FLAT, "this needs")
+    for classes in (None, False):
+        assert not Objective(losses=OWN[name], classes=classes).of_classes
+        with pytest.raises(InputError, match=f"{MISSING}{classes} and a loss of one's own$"):
+            check_classes(Objective(losses=OWN[name], classes=classes), FLAT, "this needs")
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_objectives_are_refused(name):
-    losses, logits, targets = OTHERS[name]
-    with pytest.raises(InputError, match=r"^objective: this needs classes: integer labels .* and losses that take no softmax"):
-        check_classes(Objective(losses=losses), logits, targets, "this needs")
-
-
-def test_targets_that_are_no_tensor_are_refused_by_name():
-    with pytest.raises(InputError, match="found tuple for logits"):
-        check_classes(Objective(losses=lambda logits, held: squared(logits, held[0])), FLAT, (SOFT,), "this needs")
-
-
-@pytest.mark.parametrize("positions", [K, T])
-def test_classes_must_be_at_dimension_one(positions):
-    logits = TOKENS[:, :, :positions].movedim(1, 2)  # (N, positions, K): labels may have the form all the same
-    with pytest.raises(InputError, match="^objective: this needs the classes at dimension 1 of what `outputs` returns"):
-        check_classes(Objective(losses=classes_last), logits, WORDS[:, :positions], "this needs")
-
-
-@pytest.mark.parametrize("logits", [torch.zeros(N), torch.zeros(N, 1)])
+@pytest.mark.parametrize("logits", [(6,), (6, 1)])
 def test_a_single_logit_is_none_of_classes(logits):
-    with pytest.raises(InputError, match="^objective: this needs logits of shape .* two classes or more"):
-        check_classes(Objective(losses=binary), logits, torch.zeros_like(logits), "this needs")
+    for classes in (True, False, None):
+        with pytest.raises(InputError, match="^objective: this needs logits of shape .* two classes or more"):
+            check_classes(Objective(losses=squared, classes=classes), torch.Size(logits), "this needs")
 
 
-def test_labels_name_an_output_or_are_ignored():
-    shape = torch.Size([3, K])
-    assert are_labels(shape, torch.tensor([0, 2, -100])) and are_labels(shape, torch.tensor([True, False, True]))
-    assert not any(are_labels(shape, torch.tensor(labels)) for labels in ([0, 1, 3], [0, 1, -1], [0.0, 1.0, 2.0], [[0], [1], [2]], [0, 1]))
+@pytest.mark.parametrize("classes", [3, "yes", 0, 1.0, torch.tensor(True)])
+def test_classes_is_true_or_false(classes):
+    with pytest.raises(InputError, match="^objective.classes: must be True or False; found"):
+        Objective(losses=squared, classes=classes)
+
+
+def test_classes_may_be_a_flag_of_numpy():
+    assert Objective(losses=squared, classes=numpy.bool_(False)).classes is False
+
+
+def test_the_default_loss_is_always_of_classes():
+    with pytest.raises(InputError, match="^objective.classes: must be True with the default loss.*give losses=... too; found False"):
+        Objective(classes=False)
+
+
+def test_no_loss_is_called_to_find_out():
+    def losses(logits: Tensor, targets: Tensor) -> Tensor:
+        raise AssertionError("asked")
+
+    model, data = cases.model(), cases.forget()
+    said = Objective(losses=losses, classes=True)
+    assert metrics.accuracy(model, data, said) == metrics.accuracy(model, data)
+    expected = fisher.diagonal(model, data, kind="expected").sums
+    assert all(
+        torch.equal(squares, expected[name]) for name, squares in fisher.diagonal(model, data, kind="expected", objective=said).sums.items()
+    )
+    for call in (metrics.accuracy, partial(fisher.diagonal, kind="expected")):
+        with pytest.raises(InputError, match="^objective: .* needs class logits; give .*classes=True.*found classes=None"):
+            call(model, data, objective=Objective(losses=losses))
+
+
+def test_targets_that_name_no_output_of_the_head():
+    labels, many = torch.tensor([0, 1, 2, 0, 1, 2]), torch.zeros(6, 3, dtype=torch.int64)
+    assert not no_labels(Objective(), FLAT, labels) and not no_labels(Objective(losses=squared), FLAT, labels)
+    assert no_labels(Objective(), FLAT, many) and no_labels(Objective(), None, labels.float())
+    assert no_labels(Objective(losses=squared, classes=False), FLAT, labels)

@@ -1,4 +1,4 @@
-"""Labels must be outputs of the head, whatever the loss is called; targets that are none are left to the loss."""
+"""Labels must be outputs of the head, whatever the loss is called; targets of no classes are left to the loss."""
 
 from functools import partial
 
@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from expunge import fisher, metrics
 from expunge.curvature import gradient
 from expunge.data.batches import as_batches
-from expunge.data.labels import check_taken
 from expunge.data.objective import Objective
 from expunge.errors import InputError
 from expunge.methods import Finetune, GradientAscent
@@ -49,7 +48,7 @@ RULE = r"labels must be in \[0, 3\), the outputs of the head; found 7"
 @pytest.mark.parametrize("method", ["gradient-ascent", "finetune", "fisher-mask", "random-mask", "bad-teacher", "retrain", "influence"])
 @pytest.mark.parametrize("name", ENTROPIES)
 def test_a_label_that_the_head_does_not_have_is_named_before_any_work(name, method):
-    model, objective = cases.model(), Objective(losses=ENTROPIES[name])
+    model, objective = cases.model(), Objective(losses=ENTROPIES[name], classes=True)
     with properties.assert_untouched(model), pytest.raises(InputError, match=f"^forget: {RULE}"):
         unlearn(model, (IMAGES[FEW], WRONG[FEW]), (IMAGES[MANY], LABELS[MANY]), CASES[method](), objective=objective, watch={})
     if (name, method) == ("a margin", "influence"):
@@ -63,7 +62,7 @@ def test_a_label_that_the_head_does_not_have_is_named_before_any_work(name, meth
 
 @pytest.mark.parametrize("name", ENTROPIES)
 def test_a_label_that_the_head_does_not_have_is_named_in_every_function(name):
-    objective = Objective(losses=ENTROPIES[name])
+    objective = Objective(losses=ENTROPIES[name], classes=True)
     for call in (
         lambda: fisher.diagonal(cases.model(), (IMAGES, WRONG), objective=objective),
         lambda: train(cases.model(), (IMAGES, WRONG), QUICK, objective),
@@ -78,103 +77,82 @@ def test_a_label_that_the_head_does_not_have_is_named_in_every_function(name):
             call()
 
 
-def per_position(logits: Tensor, targets: Tensor, ignored: int = 255) -> Tensor:
-    return F.cross_entropy(logits, targets, reduction="none", ignore_index=ignored).flatten(1).sum(1)
+@pytest.mark.parametrize("name", ENTROPIES)
+def test_a_label_outside_the_head_is_named_where_nobody_said_what_the_outputs_are(name):
+    objective = Objective(losses=ENTROPIES[name])
+    message = r"labels must be in \[0, 3\), the outputs of the head, or Objective\(classes=False\) says .*; found 7"
+    for call in (
+        lambda: fisher.diagonal(cases.model(), (IMAGES, WRONG), objective=objective),
+        lambda: train(cases.model(), (IMAGES, WRONG), QUICK, objective),
+        lambda: unlearn(cases.model(), (IMAGES[FEW], WRONG[FEW]), method=GradientAscent(QUICK), objective=objective, watch={}),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    properties.assert_finite(
+        unlearn(cases.model(), (IMAGES[FEW], LABELS[FEW]), method=GradientAscent(QUICK), objective=objective, watch={}).model
+    )
 
 
-def ordinal(logits: Tensor, targets: Tensor) -> Tensor:
-    """K thresholds, K + 1 grades."""
-    passed = (targets[:, None] > torch.arange(logits.shape[1])).to(logits)
-    return F.binary_cross_entropy_with_logits(logits, passed, reduction="none").sum(1)
-
-
-def many(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").sum(1)
-
-
-def negative_binomial(logits: Tensor, targets: Tensor) -> Tensor:
-    return logits[:, 0].exp() - targets * logits[:, 0] + logits[:, 1].square()
+def any_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return logits.flatten(1).sum(1)
 
 
 ONE, WORDS = torch.tensor([0, 1, 2, 7, -1, 300]), torch.tensor([[0, 1], [2, 255], [1, 0]])
-# name: (losses, the shape of logits, targets)
-TAKEN = {
-    "counts": (negative_binomial, (6, 2), ONE.abs()),
-    "integers of a regression": (lambda logits, targets: (logits[:, 0] - targets).square(), (6, 3), ONE),
-    "grades above the thresholds": (ordinal, (6, 3), torch.tensor([0, 1, 2, 3, 3, 0])),
-    "many labels": (many, (3, 4), torch.tensor([[0, 1, 1, 0]] * 3)),
-    "counts for every output": (many, (3, 2), torch.tensor([[9, 1]] * 3)),
-    "an ignored label of one's own": (nn.CrossEntropyLoss(reduction="none", ignore_index=-1), (3, 3), torch.tensor([0, -1, 2])),
-    "tokens, some left out": (per_position, (3, 3, 2), WORDS),
-    "tokens of another length": (per_position, (3, 3, 5), WORDS),
-    "classes last": (lambda logits, targets: per_position(logits.movedim(-1, 1), targets), (3, 2, 3), WORDS),
-    "classes last, of another length": (lambda logits, targets: per_position(logits.movedim(-1, 1), targets), (3, 1, 3), WORDS),
-    "a column": (
-        lambda logits, targets: F.cross_entropy(logits, targets[:, 0], reduction="none", ignore_index=9),
-        (2, 3),
-        torch.tensor([[1], [9]]),
-    ),
-    "one logit": (lambda logits, targets: many(logits, targets[:, None]), (6, 1), ONE),
-    "flags": (many, (3, 2), torch.tensor([[True, False]] * 3)),
-    "float64 weights": (nn.CrossEntropyLoss(torch.ones(3).double(), reduction="none", ignore_index=9), (2, 3), torch.tensor([1, 9])),
-    "small integers": (
-        lambda logits, targets: F.cross_entropy(logits, targets.long(), reduction="none"),
-        (3, 3),
-        torch.tensor([0, 1, 2]).byte(),
-    ),
-    "a loss that draws": (lambda logits, targets: negative_binomial(logits + torch.randn_like(logits), targets), (6, 2), ONE.abs()),
-    "a loss that asks for gradients": (
-        lambda logits, targets: torch.autograd.grad(negative_binomial(logits, targets).sum(), logits)[0].sum(1),
-        (6, 2),
-        ONE.abs(),
-    ),
-    "no tensor": (lambda logits, targets: targets, (6, 2), (ONE,)),
+# name: (the shape of logits, targets) that no loss was said to take
+NO_CLASSES = {
+    "counts": ((6, 2), ONE.abs()),
+    "grades above the thresholds": ((6, 3), torch.tensor([0, 1, 2, 3, 3, 0])),
+    "counts for every output": ((3, 2), torch.tensor([[9, 1]] * 3)),
+    "classes last": ((3, 2, 9), torch.tensor([[8, 1]] * 3)),
+    "one logit": ((6, 1), ONE),
+    "flat": ((6,), ONE),
+    "flags": ((3, 2), torch.tensor([[True, False]] * 3)),
+    "numbers": ((6, 3), ONE.double()),
+    "no tensor": ((6, 2), (ONE,)),
 }
 
 
-@pytest.mark.parametrize("name", TAKEN)
-def test_targets_that_a_loss_takes_are_left_to_it(name):
-    losses, logits, targets = TAKEN[name]
-    state = torch.get_rng_state()
-    for _ in range(2):
-        with torch.no_grad():
-            check_taken(losses, torch.Size(logits), targets)
-    assert torch.equal(state, torch.get_rng_state())
+@pytest.mark.parametrize("name", NO_CLASSES)
+def test_targets_are_left_to_a_loss_that_is_not_of_classes(name):
+    logits, targets = NO_CLASSES[name]
+    Objective(losses=any_loss, classes=False).check_targets(torch.Size(logits), targets)
 
 
-REFUSED = {
-    "beside an ignored one": (nn.CrossEntropyLoss(reduction="none", ignore_index=-1), (4, 3), torch.tensor([0, -1, 2, 5]), 5),
-    "below zero": (nn.CrossEntropyLoss(reduction="none"), (3, 3), torch.tensor([0, -1, 2]), -1),
-    "among tokens": (per_position, (3, 3, 2), torch.where(WORDS == 0, 4, WORDS), 4),
-    "in a column": (lambda logits, targets: F.cross_entropy(logits, targets[:, 0], reduction="none"), (2, 3), torch.tensor([[1], [9]]), 9),
-    "many of them": (nn.CrossEntropyLoss(reduction="none"), (100, 3), torch.arange(100), 3),
-    "int32": (lambda logits, targets: F.cross_entropy(logits, targets.long(), reduction="none"), (2, 3), torch.tensor([0, 3]).int(), 3),
-}
+@pytest.mark.parametrize("name", ["counts for every output", "one logit", "flat", "flags", "numbers", "no tensor"])
+def test_targets_that_cannot_be_labels_are_left_to_a_loss_that_does_not_say(name):
+    logits, targets = NO_CLASSES[name]
+    Objective(losses=any_loss).check_targets(torch.Size(logits), targets)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_labels_that_a_loss_does_not_take_are_named(name):
-    losses, logits, targets, label = REFUSED[name]
-    with pytest.raises(InputError, match=rf"^batches: labels must be in \[0, 3\), the outputs of the head; found {label}$"):
-        check_taken(losses, torch.Size(logits), targets)
+@pytest.mark.parametrize("name", ["counts", "grades above the thresholds", "classes last"])
+def test_integers_that_may_be_labels_must_be_said_to_be_none(name):
+    logits, targets = NO_CLASSES[name]
+    with pytest.raises(InputError, match=rf"^batches: labels must be in \[0, {logits[1]}\), .*Objective\(classes=False\)"):
+        Objective(losses=any_loss).check_targets(torch.Size(logits), targets)
 
 
-def test_a_loss_is_asked_once_for_each_value():
-    asked = []
+class Ignoring(nn.CrossEntropyLoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input, target).flatten(1).sum(1)
 
-    def losses(logits: Tensor, targets: Tensor) -> Tensor:
-        asked.append(targets)
-        return negative_binomial(logits, targets)
 
-    for _ in range(5):
-        check_taken(losses, torch.Size((6, 2)), torch.tensor([5, 5, 9, 0, 1, 5]))
-    assert len(asked) == 2
+@pytest.mark.parametrize("classes", [True, None])
+def test_a_loss_may_leave_out_a_label_of_its_own(classes):
+    positions = Objective(losses=Ignoring(ignore_index=255, reduction="none"), classes=classes)
+    assert positions.per_sample(torch.zeros(3, 3, 2), WORDS).shape == (3,)
+    with pytest.raises(InputError, match=r"^batches: labels must be in \[0, 3\), .*; found 4"):
+        positions.per_sample(torch.zeros(3, 3, 2), torch.where(WORDS == 0, 4, WORDS))
+    single = Objective(losses=nn.CrossEntropyLoss(reduction="none", ignore_index=-1), classes=classes)
+    assert single.per_sample(torch.zeros(3, 3), torch.tensor([0, -1, 2])).tolist()[1] == 0
+    for labels, label in ((torch.tensor([0, -1, 5]), 5), (torch.tensor([0, -2, 2]), -2), (torch.tensor([0, 3, 1]).int(), 3)):
+        with pytest.raises(InputError, match=rf"labels must be in \[0, 3\), .*; found {label}$"):
+            single.per_sample(torch.zeros(3, 3), labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16])
 @pytest.mark.parametrize("name", ["a module", "a lambda", "its own"])
 def test_labels_may_be_integers_of_any_size(name, dtype):
-    objective = Objective(losses=ENTROPIES[name]) if name in ENTROPIES else Objective()
+    objective = Objective(losses=ENTROPIES[name], classes=True) if name in ENTROPIES else Objective()
     whole, small = (LABELS, LABELS.to(dtype))
     for method in CASES:
         if name == "its own" or method in ("finetune", "fisher-mask", "random-labels"):

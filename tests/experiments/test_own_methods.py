@@ -75,6 +75,7 @@ def method_names(folder):
     return {result.cell.method["name"]: result.error for result in load(folder)}
 
 
+@pytest.mark.slow
 def test_it_is_run_by_several_processes_and_outlives_its_class(here, capfd):
     """Of a file and of a package in the working directory, by the page's own ten lines; then both are removed."""
     listed = ["--methods", f"./{FILE}", MODULE, "--out", "out"]

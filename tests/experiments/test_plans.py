@@ -1,7 +1,7 @@
 """Experiments are lists of cells; the same run is one cell wherever it is asked for, and networks are shared."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from expunge.errors import InputError
 from expunge.experiments.cells import Cell
 from expunge.experiments.construction import method_of
-from expunge.experiments.networks import original, retrained
+from expunge.experiments.networks import named, original, retrained
 from expunge.experiments.plans import EXPERIMENTS, OTHERS, PAPER_METHODS, REVISIONS, chosen, entries, methods
 from expunge.experiments.profiles import PAPER, SMOKE, profile_of
 from expunge.methods import METHODS
@@ -42,7 +42,7 @@ def test_every_setting_is_in_the_digest():
     changes = {"dataset": "mnist", "network": "vgg16", "scenario": {"kind": "category", "label": 1}, "method": {"name": "finetune"}}
     changes |= {"seed": 5, "recipe": {**cell.recipe, "epochs": 3}, "tuning": {"schedule": "own"}, "validation": 0.1}
     changes |= {"precision": "float32", "relearn": {"rate": 0.1, "limit": 3}}
-    assert changes.keys() == cell.__dataclass_fields__.keys()
+    assert changes.keys() == {field.name for field in fields(cell)}
     found = {replace(cell, **{name: value}).digest for name, value in changes.items()} | {cell.digest}
     assert len(found) == 1 + len(changes)
 
@@ -166,12 +166,29 @@ def test_profiles_can_be_changed():
     assert profile.seeds == (1, 2) and {entry.cell.network for entry in entries(EXPERIMENTS["table1"], profile)} == {"vgg16"}
 
 
+def test_a_model_may_be_one_of_a_folder_of_pictures(tmp_path):
+    folder = tmp_path / "some" / "pictures"
+    folder.mkdir(parents=True)
+    profile = profile_of("smoke", models=(f"{folder}/resnet8", f"{tmp_path}/some//./pictures/resnet8"))
+    assert profile.models == (f"{folder}/resnet8",) * 2
+    for experiment in EXPERIMENTS.values():
+        cells = [entry.cell for entry in entries(experiment, profile)]
+        assert cells and {(cell.dataset, cell.network) for cell in cells} == {(str(folder), "resnet8")}
+    spec = named("pictures-resnet8-seed666.safetensors", [entry.cell for entry in entries(EXPERIMENTS["table1"], profile)])
+    assert (spec.dataset, spec.network, spec.seed) == (str(folder), "resnet8", 666)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: chosen(("table9",)), "experiments: must be all, or some of table1"),
         (lambda: profile_of("large"), "profile: must be one of smoke, paper; found large"),
         (lambda: profile_of("paper", models=("vgg16",)), "models: must be DATASET/NETWORK"),
+        (
+            lambda: profile_of("paper", models=("no/such/folder/vgg16",)),
+            "models: the dataset must be one of digits, .* or a folder of pictures",
+        ),
+        (lambda: profile_of("paper", models=("digits/",)), "models: the network must be one of"),
         (lambda: entries(EXPERIMENTS["table1"], SMOKE, listed=("magic",)), "methods: must be all, paper, or some of"),
     ],
 )

@@ -102,6 +102,7 @@ def test_networks_are_trained_once_and_shared(done):
     assert not list(here.models.glob("*.training.safetensors"))
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_table_is_the_same(done, tmp_path):
     """SIGKILL after random times, the whole group of processes; every file that is there is whole, and the next run goes on."""
     here, generator, killed = place(tmp_path), random.Random(0), 0
@@ -127,6 +128,7 @@ def test_killed_at_any_moment_the_table_is_the_same(done, tmp_path):
     assert comma_separated(table_of(here, "table1")) == comma_separated(table_of(done[0], "table1"))
 
 
+@pytest.mark.slow
 def test_two_runners_do_nothing_twice(tmp_path):
     here = place(tmp_path)
     asked = write_work(tmp_path / "cells.json", tasks("table1"), here)
@@ -139,6 +141,7 @@ def test_two_runners_do_nothing_twice(tmp_path):
     assert sum(line.startswith("trained") for line in lines) == 2
 
 
+@pytest.mark.slow
 def test_jobs_are_processes_that_end_with_their_parent(done, tmp_path):
     """They share the work, and when the one that started them is killed they stop after the cell in hand."""
     here = replace(place(tmp_path), models=done[0].models)
@@ -195,6 +198,7 @@ def test_the_training_goes_through_the_compiler_where_asked(tmp_path, monkeypatc
     assert len(compiled) == 2
 
 
+@pytest.mark.slow
 def test_the_runner_needs_torch_numpy_and_safetensors_alone(done, tmp_path):
     here, _ = done
     asked = write_work(tmp_path / "cells.json", tasks("fig-relearn", ("mask-classifier",)), here)
@@ -333,6 +337,7 @@ def test_a_damaged_network_is_no_result(done, tmp_path):
     assert run(asked, here) == 0 and {result.error for result in found_in(here).values()} == {None}
 
 
+@pytest.mark.slow
 def test_a_damaged_state_of_a_training_is_no_result(tmp_path):
     asked, here, lines = tasks("table1", ("finetune",)), place(tmp_path), []
     here.models.mkdir()

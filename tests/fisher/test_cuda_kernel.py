@@ -90,6 +90,7 @@ def main() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which is for Linux; make test installs it there")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+@pytest.mark.slow
 def test_the_kernel_is_exact_in_the_interpreter():
     run = subprocess.run(
         [sys.executable, __file__], env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.getcwd()}, capture_output=True, text=True

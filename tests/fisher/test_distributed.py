@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -64,6 +65,7 @@ def case(folder: Path) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor
     return model, batches
 
 
+@pytest.mark.slow
 def test_two_processes_hold_the_sums_of_one(tmp_path):
     model, batches = case(tmp_path)
     launched(tmp_path, "add")
@@ -74,6 +76,7 @@ def test_two_processes_hold_the_sums_of_one(tmp_path):
         assert reference.worst_error(together.sums, alone.sums) <= 1e-12
 
 
+@pytest.mark.slow
 def test_processes_with_different_weights_or_orders_are_refused_everywhere(tmp_path):
     case(tmp_path)
     launched(tmp_path, "weights", "order")

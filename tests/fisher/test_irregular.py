@@ -315,8 +315,10 @@ def test_the_models_own_distribution_needs_no_targets(targets):
 
 @pytest.mark.parametrize("kind", ["expected", "sampled", "batch"])
 def test_one_logit_has_no_distribution(kind):
-    objective = Objective(losses=lambda logits, targets: F.binary_cross_entropy_with_logits(logits[:, 0], targets, reduction="none"))
-    with pytest.raises(InputError, match="kind: .*K classes and not one"):
+    objective = Objective(
+        losses=lambda logits, targets: F.binary_cross_entropy_with_logits(logits[:, 0], targets, reduction="none"), classes=True
+    )
+    with pytest.raises(InputError, match="kind: .*with K of at least 2"):
         diagonal(nn.Linear(5, 1).eval(), [(torch.randn(4, 5), torch.ones(4))], kind=kind, objective=objective)
 
 

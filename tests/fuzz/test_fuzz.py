@@ -19,6 +19,7 @@ from tests.fuzz.targets import TARGETS
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/clear_refs"), reason="memory is measured by Linux's /proc")
 
 
+@pytest.mark.slow
 def test_some_hundred_changed_files_are_read_or_refused(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(expunge.__file__))}
     command = [sys.executable, "-m", "tests.fuzz.run", "--cases", "300", "--seed", "2", "--jobs", "1", "--keep", str(tmp_path / "kept")]

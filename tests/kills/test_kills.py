@@ -8,6 +8,7 @@ from tests.kills.run import Victim, differences, finish, tormented, values
 
 
 @pytest.mark.parametrize("name", ["demo", "train", "bench run"])
+@pytest.mark.slow
 def test_killed_and_started_again_a_command_leaves_the_same(name, tmp_path):
     whole = Victim(name, tmp_path / "whole" / "0")
     whole.prepare()

@@ -14,6 +14,7 @@ from expunge.vision.datasets.digits import digits
 from expunge.vision.scenarios import category
 
 EPOCHS, TUNING_EPOCHS, SEEDS = 20, 5, range(5)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,9 @@ def test_an_objective_of_ones_own_reaches_every_part():
         calls.append(len(targets))
         return nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=0.1)
 
-    unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(0.1, tuning=cases.QUICK), objective=Objective(losses=losses))
+    unlearn(
+        cases.model(), cases.forget(), cases.remain(), FisherMask(0.1, tuning=cases.QUICK), objective=Objective(losses=losses, classes=True)
+    )
     assert sum(calls) >= 16 + 32 + 2 * 32
 
 

@@ -41,12 +41,17 @@ def one_against_all(logits: Tensor, targets: Tensor) -> Tensor:
     return binary(logits, F.one_hot(targets, logits.shape[1]))
 
 
-def tokens(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits, targets, reduction="none", ignore_index=255).sum(1)
+class Tokens(nn.CrossEntropyLoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return super().forward(input, target).sum(1)
+
+
+TOKENS = Tokens(ignore_index=255, reduction="none")
+NOT_OF_TOKENS = {"tf-idf-mask", "mask-classifier", "fisher-noise", "newton-noise"}
 
 
 def classes_last(logits: Tensor, targets: Tensor) -> Tensor:
-    return tokens(logits.movedim(-1, 1), targets)
+    return TOKENS(logits.movedim(-1, 1), targets)
 
 
 class Tagger(nn.Module):
@@ -66,16 +71,20 @@ class Tagger(nn.Module):
 
 MANY = torch.stack([LABELS == 0, LABELS != 1, LABELS == 2], 1)
 SOFT = F.one_hot(LABELS, 3) * 0.7 + 0.1
-# name: (losses, targets, model, the methods that are refused)
+FOCAL = Objective(losses=focal, classes=True)
+REGRESSION = torch.stack([LABELS, LABELS - 1, LABELS * 0.5], 1)
+# name: (objective, targets, model, the methods that are refused)
 OBJECTIVES = {
-    "focal loss": (focal, LABELS, cases.model, set()),
-    "one against all": (one_against_all, LABELS, cases.model, set()),
-    "soft labels": (soft_cross_entropy, SOFT, cases.model, NEED_LABELS),
-    "many labels": (binary, MANY.float(), cases.model, NEED_LABELS | NEED_SOFTMAX),
-    "many labels, integers": (binary, MANY.long(), cases.model, NEED_LABELS | NEED_SOFTMAX),
-    "regression": (squared, torch.stack([LABELS, LABELS - 1, LABELS * 0.5], 1), cases.model, NEED_LABELS | NEED_SOFTMAX),
-    "tokens": (tokens, WORDS, lambda: Tagger(last=False), {"tf-idf-mask", "mask-classifier", "fisher-noise", "newton-noise"}),
-    "tokens, classes last": (classes_last, WORDS, lambda: Tagger(last=True), NEED_LABELS | NEED_SOFTMAX),
+    "focal loss": (FOCAL, LABELS, cases.model, set()),
+    "focal loss, not said": (Objective(losses=focal), LABELS, cases.model, NEED_SOFTMAX | {"random-labels", "salun"}),
+    "one against all": (Objective(losses=one_against_all, classes=True), LABELS, cases.model, set()),
+    "soft labels": (Objective(losses=soft_cross_entropy, classes=True), SOFT, cases.model, NEED_LABELS),
+    "many labels": (Objective(losses=binary, classes=False), MANY.float(), cases.model, NEED_LABELS | NEED_SOFTMAX),
+    "many labels, integers": (Objective(losses=binary, classes=False), MANY.long(), cases.model, NEED_LABELS | NEED_SOFTMAX),
+    "many labels, not said": (Objective(losses=binary), MANY.long(), cases.model, NEED_LABELS | NEED_SOFTMAX),
+    "regression": (Objective(losses=squared, classes=False), REGRESSION, cases.model, NEED_LABELS | NEED_SOFTMAX),
+    "tokens": (Objective(losses=TOKENS, classes=True), WORDS, lambda: Tagger(last=False), NOT_OF_TOKENS),
+    "tokens, classes last": (Objective(losses=classes_last, classes=False), WORDS, lambda: Tagger(last=True), NEED_LABELS | NEED_SOFTMAX),
 }
 
 
@@ -85,10 +94,10 @@ def parts(targets: Tensor) -> tuple[Subset, Subset]:
 
 
 def unlearnt(name: str, method) -> nn.Module:
-    losses, targets, model, _ = OBJECTIVES[name]
+    objective, targets, model, _ = OBJECTIVES[name]
     before = model()
     with properties.assert_untouched(before):
-        return unlearn(before, *parts(targets), method, objective=Objective(losses=losses), watch={}).model
+        return unlearn(before, *parts(targets), method, objective=objective, watch={}).model
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -109,20 +118,20 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["many labels", "many labels, integers", "regression"])
+@pytest.mark.parametrize("name", ["many labels", "many labels, integers", "regression", "focal loss, not said"])
 def test_kinds_of_the_models_own_distribution_need_classes(name, kind):
-    losses, targets, model, _ = OBJECTIVES[name]
-    message = rf'^objective: the kind "{kind}" \(unlike "empirical"\) needs classes: integer labels'
+    objective, targets, model, _ = OBJECTIVES[name]
+    message = rf'^objective: the kind "{kind}" \(unlike "empirical"\) needs class logits; give Objective\(losses=..., classes=True\)'
     with pytest.raises(InputError, match=message):
         unlearnt(name, KINDS[kind](kind))
     with pytest.raises(InputError, match=message):
-        fisher.diagonal(model(), parts(targets)[0], kind=kind, objective=Objective(losses=losses))
+        fisher.diagonal(model(), parts(targets)[0], kind=kind, objective=objective)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_the_models_own_distribution_do_not_ask_the_losses(kind):
     data = parts(LABELS)[0]
-    first, second = (fisher.diagonal(cases.model(), data, kind=kind, objective=each) for each in (Objective(), Objective(losses=focal)))
+    first, second = (fisher.diagonal(cases.model(), data, kind=kind, objective=each) for each in (Objective(), FOCAL))
     assert all(torch.equal(found, second.sums[name]) for name, found in first.sums.items())
     assert bool(first.sums["0.weight"].any())
 
@@ -140,22 +149,24 @@ def test_a_teacher_teaches_the_same_whatever_the_loss_of_the_classes():
 
 
 @pytest.mark.parametrize("method", ["bad-teacher", "scrub", "random-labels", "salun"])
-def test_remain_data_tell_counts_from_classes(method):
+@pytest.mark.parametrize("classes", [None, False])
+def test_counts_are_no_classes(method, classes):
     counts = torch.where(LABELS == 0, 0, 7)  # of which the forget data hold zeros alone
-    objective = Objective(losses=lambda logits, targets: logits[:, 0].exp() - targets * logits[:, 0])
-    with pytest.raises(InputError, match="^objective: .* needs? classes"):
+    objective = Objective(losses=lambda logits, targets: logits[:, 0].exp() - targets * logits[:, 0], classes=classes)
+    with pytest.raises(InputError, match="^objective: .* needs? class logits"):
         unlearn(cases.model(), *parts(counts), CASES[method](), objective=objective, watch={})
 
 
 @pytest.mark.parametrize("method", ["random-labels", "salun"])
 def test_positions_left_out_by_another_number_get_no_random_label(method):
+    objective = OBJECTIVES["tokens"][0]
     with pytest.raises(InputError, match=r"^forget: random labels need labels in \[0, 6\), or -100 where none counts; found 255"):
-        unlearn(Tagger(False), *parts(torch.where(WORDS == 0, 255, WORDS)), CASES[method](), objective=Objective(losses=tokens), watch={})
+        unlearn(Tagger(False), *parts(torch.where(WORDS == 0, 255, WORDS)), CASES[method](), objective=objective, watch={})
 
 
 @pytest.mark.parametrize("targets", [torch.ones(48, 3), torch.ones(48, 3, dtype=torch.int64), torch.full((48,), 1.7)])
 def test_numbers_are_no_label_of_the_classifier(targets):
-    objective = Objective(losses=lambda logits, targets: (logits - targets.reshape(48 // 3, -1)).square().sum(1))
+    objective = Objective(losses=lambda logits, targets: (logits - targets.reshape(48 // 3, -1)).square().sum(1), classes=False)
     forget = parts(targets)[0]
     with pytest.raises(InputError, match="^label: must be given where the forget set holds no integer labels; found torch"):
         unlearn(cases.model(), forget, method=MaskClassifier(), objective=objective, watch={})
@@ -172,25 +183,29 @@ def test_no_row_is_redrawn_for_many_labels():
     many = torch.zeros(48, 3, dtype=torch.int64)
     many[::3] = 1  # a label 1 would be one of the forget data alone
     method = FisherNoise(0.0, "empirical", "released", tuning=None)
-    changed = unlearn(cases.model(), *parts(many), method, objective=Objective(losses=binary), watch={}).model
+    changed = unlearn(cases.model(), *parts(many), method, objective=Objective(losses=binary, classes=False), watch={}).model
     properties.assert_same_weights(changed.state_dict(), cases.model().state_dict())
 
 
 def test_accuracies_need_classes_at_dimension_one():
-    model, objective = Tagger(last=True), Objective(losses=classes_last)
+    model = Tagger(last=True)
     square = TensorDataset(cases.dataset().tensors[0].repeat(1, 1, 2, 1)[:, :, :6], torch.zeros(48, 6, dtype=torch.int64))
-    with pytest.raises(InputError, match="^objective: accuracy needs the classes at dimension 1"):
-        metrics.accuracy(model, square, objective)
-    with pytest.raises(InputError, match=r"^forget: accuracy needs the classes at dimension 1 .*watch=\{\} measures no accuracy"):
-        unlearn(model, square, method=FisherMask(tuning=None), objective=objective)
-    turned = Objective(outputs=lambda model, batch: model(batch[0]).movedim(-1, 1), losses=tokens)
+    for classes in (None, False):
+        objective = Objective(losses=classes_last, classes=classes)
+        with pytest.raises(InputError, match="^objective: accuracy needs class logits; .* where dimension 1 of the outputs is the classes"):
+            metrics.accuracy(model, square, objective)
+        with pytest.raises(InputError, match=r"^forget: accuracy needs class logits; .*watch=\{\} measures no accuracy"):
+            unlearn(model, square, method=FisherMask(tuning=None), objective=objective)
+    with pytest.raises(InputError, match=r"^data: accuracy needs one integer label .* for logits \(48, 4, 6\)"):
+        metrics.accuracy(model, (cases.dataset().tensors[0], WORDS), Objective(losses=classes_last, classes=True))
+    turned = Objective(outputs=lambda model, batch: model(batch[0]).movedim(-1, 1), losses=TOKENS, classes=True)
     assert metrics.accuracy(model, square, turned) == metrics.accuracy_of(metrics.logits(model, square, turned))
 
 
 def test_a_single_logit_has_no_accuracy():
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 1))
     data = TensorDataset(torch.randn(5, 1, 4, 4), torch.zeros(5, dtype=torch.int64))  # all of them "right", whatever the logit
-    objective = Objective(losses=lambda logits, targets: binary(logits, targets[:, None]))
+    objective = Objective(losses=lambda logits, targets: binary(logits, targets[:, None]), classes=False)
     with pytest.raises(InputError, match=r"^logits: .* K classes, two or more; found shape \(5, 1\)"):
         metrics.accuracy(model, data, objective)
     with pytest.raises(InputError, match="two or more"):

@@ -312,7 +312,7 @@ def test_own_objectives_reach_the_model():
     expected = activations.measure(model, [(inputs, labels)], layers, classes=[1])
     assert all(torch.equal(total, expected.sums[name]) for name, total in found.sums.items())
     assert activations.labels([held], "forget", objective) == [0, 1, 2, 3]
-    with pytest.raises(InputError, match="forget: needs one integer label a sample; found torch.float64"):
+    with pytest.raises(InputError, match="forget: needs one integer label per sample; found torch.float64"):
         activations.labels([(inputs, inputs)], "forget")
 
 

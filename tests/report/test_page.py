@@ -265,6 +265,7 @@ def test_notes_of_another_form_are_refused(tmp_path, content):
         read_notes(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_page_in_the_docs_is_that_of_the_results_in_the_repository():
     folder = ROOT / "results" / "paper"
     told = page(load(folder), "results/paper", read_notes(folder))

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from expunge.errors import InputError
 from expunge.runtime import cuda_graphs as replays
-from expunge.runtime.cuda_graphs import GRAPHS, WARM, Replays
+from expunge.runtime.cuda_graphs import GRAPHS, WARM, GraphedStep
 from expunge.runtime.modes import Generators
 from expunge.training import loop as tuning
 from expunge.training.loop import train
@@ -60,7 +60,7 @@ class Recorder:
             "synchronize": lambda: None,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        self.replays = Replays(self.step, self.clear, lasting=lasting)
+        self.replays = GraphedStep(self.step, self.clear, lasting=lasting)
 
     def clear(self):
         self.cleared += 1
@@ -212,14 +212,14 @@ def network(seed=0, dropout=0.0) -> nn.Module:
 def replayed(monkeypatch) -> list[int]:
     """The sizes of the graphs that were captured."""
     sizes: list[int] = []
-    capture = Replays._capture
+    capture = GraphedStep._capture
 
     def spied(self, form, rows):
         capture(self, form, rows)
         if form in self._captured:
             sizes.append(len(rows))
 
-    monkeypatch.setattr(Replays, "_capture", spied)
+    monkeypatch.setattr(GraphedStep, "_capture", spied)
     return sizes
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from expunge.errors import InputError
-from expunge.experiments.runner import _deaf_to_ctrl_c
+from expunge.experiments.worker import _deaf_to_ctrl_c
 from expunge.runtime.exits import ended, uninterrupted
 
 heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job, as these tests may be, begins deaf to it
@@ -99,6 +99,7 @@ READY = "import sys; from expunge.__main__ import main; print('ready', flush=Tru
 @pytest.mark.parametrize(
     "command, seconds", [(BENCH, 0.05), (BENCH, 0.5), (BENCH, 1.5), (["demo"], 0.5), (["compare"], 0.5), (["train"], 0.5)]
 )
+@pytest.mark.slow
 def test_ctrl_c_in_the_first_moments(command, seconds, tmp_path):
     """To the whole group, as from a terminal, while modules are imported or processes started."""
     asked = [sys.executable, "-c", READY, *command, "--out", str(tmp_path / "out")]
@@ -134,6 +135,7 @@ sys.exit(main())
     ("arguments", "closed", "code"),
     [("--version", ">&-", 0), ("--help", ">&-", 0), ("bench list", ">&- 2>&-", 0), ("report nowhere", "2>&-", 2)],
 )
+@pytest.mark.slow
 def test_streams_that_are_closed_are_not_written(arguments, closed, code, tmp_path):
     command = f"{sys.executable} -m expunge {arguments} {closed}"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True)

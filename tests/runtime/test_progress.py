@@ -65,6 +65,8 @@ def test_a_notebook_shows_it(name, notebook, capsys):
 def test_a_log_holds_a_line_where_asked_for(capsys):
     LONG_WORK["train"][0](progress=True)
     assert capsys.readouterr().err.startswith("training: 2 steps, ")
+    list(track([1], "one", enabled=True))
+    assert capsys.readouterr().err.startswith("one: 1 step, ")
 
 
 def test_ipython_in_a_terminal_is_no_notebook(monkeypatch):

@@ -161,6 +161,7 @@ def test_an_error_names_the_file_by_its_final_name(out):
     assert raised.value.filename == str(out / "one")
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_and_none_after_a_kill(out):
     save(out, "one", content=b"old")
     before = tree(out.parent)
@@ -195,6 +196,7 @@ these.save(sys.argv[1], "two", "three")
 
 
 @pytest.mark.parametrize("step", range(0, 12))
+@pytest.mark.slow
 def test_killed_between_any_two_steps_the_next_one_ends_it(out, step):
     """Before every rename and every removal: the folder is the earlier one, or the new one, or the next command makes it one of them."""
     save(out, "one", "two", content=b"old")
@@ -251,3 +253,47 @@ def test_what_a_kill_leaves_is_removed_from_any_working_directory(tmp_path, monk
     monkeypatch.chdir(tmp_path / ("." if killed_in == "out" else "out"))
     save(tmp_path / "out", "two")
     assert tree(tmp_path) == {"out/two": b"new", "out/result.json": None} and not left.exists()
+
+
+def write_parts(names, content, folder):
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "file").write_bytes(content)
+        (folder / name / "result.json").write_text(json.dumps(signature("part", ["file"])))
+    (folder / "result.json").write_text(json.dumps(signature("demo", [f"{name}/" for name in names])))
+
+
+def save_parts(out, *names, content=b"new"):
+    with reserved("out", out, "demo") as place:
+        place.save(partial(write_parts, names, content))
+
+
+def test_folders_in_a_result_are_replaced_whole(out):
+    save_parts(out, "one", "two", content=b"old")
+    save_parts(out, "two", "three")
+    files = {f"out/{name}/file": b"new" for name in ("two", "three")}
+    assert tree(out.parent) == files | {f"out/{name}result.json": None for name in ("", "two/", "three/")}
+    save(out, "plain")
+    assert tree(out.parent) == {"out/plain": b"new", "out/result.json": None} and not (out / "two").exists()
+
+
+@pytest.mark.parametrize("stranger", ["two/mine", "two/folder/mine"])
+def test_what_is_not_of_a_folder_in_a_result_is_refused(out, stranger):
+    save_parts(out, "one", "two")
+    (out / stranger).parent.mkdir(exist_ok=True)
+    (out / stranger).write_text("mine")
+    before = tree(out.parent)
+    with pytest.raises(InputError, match=f"found .*{stranger.rpartition('/')[0]}"), reserved("out", out, "demo"):
+        pytest.fail("must not begin")
+    assert tree(out.parent) == before
+
+
+def test_a_link_is_no_folder_of_a_result(out):
+    save_parts(out, "one")
+    (out / "one" / "file").unlink()
+    (out / "one" / "result.json").unlink()
+    (out / "one").rmdir()
+    (out.parent / "mine").mkdir()
+    (out / "one").symlink_to(out.parent / "mine")
+    with pytest.raises(InputError, match="found .*one"), reserved("out", out, "demo"):
+        pytest.fail("must not begin")

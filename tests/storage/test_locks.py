@@ -12,7 +12,7 @@ import pytest
 
 from expunge.storage import files, locks
 from expunge.storage.files import UNFINISHED, write_bytes
-from expunge.storage.locks import held, held_and_removed, is_at, lock
+from expunge.storage.locks import is_at, lock, try_lock, try_lock_and_remove
 
 HOLDING = """
 import sys, time
@@ -24,7 +24,8 @@ with getattr(locks, sys.argv[1])(Path(sys.argv[2])) as free:
 """
 
 
-@pytest.mark.parametrize("name", ["held", "held_and_removed"])
+@pytest.mark.parametrize("name", ["try_lock", "try_lock_and_remove"])
+@pytest.mark.slow
 def test_one_process_at_a_time_and_none_after_a_kill(name, tmp_path):
     path, hold = tmp_path / "a.lock", getattr(locks, name)
     child = subprocess.Popen([sys.executable, "-c", HOLDING, name, str(path)], stdout=subprocess.PIPE, text=True)
@@ -39,7 +40,7 @@ def test_one_process_at_a_time_and_none_after_a_kill(name, tmp_path):
         assert free
         with hold(path) as again:  # nor twice in one process
             assert not again
-    assert path.exists() == (name == "held")
+    assert path.exists() == (name == "try_lock")
 
 
 def test_a_lock_goes_with_the_open_file_not_with_its_name(tmp_path):
@@ -55,7 +56,7 @@ def test_a_lock_goes_with_the_open_file_not_with_its_name(tmp_path):
 
 def test_content_of_a_lock_file_is_left_alone(tmp_path):
     (tmp_path / "a.lock").write_bytes(b"mine")
-    with held(tmp_path / "a.lock") as free:
+    with try_lock(tmp_path / "a.lock") as free:
         assert free
     assert (tmp_path / "a.lock").read_bytes() == b"mine"
 
@@ -120,18 +121,19 @@ def test_only_old_leftovers_are_removed_where_open_files_stay(windows, tmp_path)
 
 
 def test_a_lock_is_removed_where_open_files_stay(windows, tmp_path):
-    with held_and_removed(tmp_path / "a.lock") as free:
+    with try_lock_and_remove(tmp_path / "a.lock") as free:
         assert free and (tmp_path / "a.lock").exists()
     assert not (tmp_path / "a.lock").exists()
-    with held_and_removed(tmp_path / "a.lock") as free, (tmp_path / "a.lock").open("rb"):
+    with try_lock_and_remove(tmp_path / "a.lock") as free, (tmp_path / "a.lock").open("rb"):
         assert free
     assert not (tmp_path / "a.lock").exists()
     with (tmp_path / "a.lock").open("ab"):  # opened by another process, which is about to try the lock
-        with held_and_removed(tmp_path / "a.lock") as free:
+        with try_lock_and_remove(tmp_path / "a.lock") as free:
             assert free
         assert (tmp_path / "a.lock").exists()
 
 
+@pytest.mark.slow
 def test_many_writers_do_not_disturb_each_other_where_open_files_stay(monkeypatch, tmp_path):
     monkeypatch.setattr(locks, "OPEN_FILES_STAY", True)
     with ThreadPoolExecutor(8) as pool:

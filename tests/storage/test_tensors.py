@@ -137,6 +137,7 @@ save_tensors(sys.argv[1], tensors, {f"name{number}": f"λ {number}" for number i
 """
 
 
+@pytest.mark.slow
 def test_the_same_tensors_are_the_same_bytes_in_every_process(tmp_path):
     written = set()
     for number in range(2):

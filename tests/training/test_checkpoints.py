@@ -148,6 +148,7 @@ def trained_in_a_process(keep: Path, digest: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forkserver")
+@pytest.mark.slow
 def test_a_training_killed_at_any_moment_ends_with_the_same_weights(tmp_path):
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(

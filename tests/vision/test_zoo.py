@@ -119,6 +119,7 @@ def test_a_plan_names_what_it_trains_on(images):
     jobs, watch = plan("digits", "resnet8", images, [4, 5])
     assert [job.name for job in jobs] == ["digits-resnet8-seed4", "digits-resnet8-seed5"] and [job.seed for job in jobs] == [4, 5]
     assert jobs[0].data is images.train and watch == {"test": images.test}
+    assert plan("some/folder", "vgg11", images, [4], size=32)[0][0].name == "folder-vgg11-size32-seed4"
     jobs, watch = plan("some/folder", "vgg11", images, [4], without=3, augment=True)
     assert jobs[0].name == "folder-vgg11-without3-augmented-seed4"
     assert 3 not in labels_of(jobs[0].data) and len(jobs[0].data) == int((images.train.labels != 3).sum())
@@ -151,7 +152,7 @@ def test_files_that_are_no_network_of_ours_are_refused(tmp_path):
         ("unknown", "one of the networks .*found alexnet"),
         ("nameless", "a model of no name"),
         ("patch", "must hold 'model'"),
-        ("sizeless", "must tell the network's classes and channels .*sizeless"),
+        ("sizeless", "must record the network's classes and channels .*sizeless"),
         ("smaller", "must hold the weights of a resnet8 of its classes and channels; .*smaller"),
     ):
         with pytest.raises(InputError, match=rule):
@@ -169,10 +170,10 @@ def test_what_a_file_says_of_its_classes_is_not_built(tmp_path):
         ("20000000", "1", "must hold the weights of a resnet8"),
         ("5", "50000000", "must hold the weights of a resnet8"),
         ("2147483648", "2147483648", "must hold the weights of a resnet8"),
-        ("9" * 19, "1", "must tell the network's classes"),
-        ("9" * 5000, "1", "must tell the network's classes"),
-        ("0", "1", "must tell the network's classes"),
-        ("-5", "1", "must tell the network's classes"),
+        ("9" * 19, "1", "must record the network's classes"),
+        ("9" * 5000, "1", "must record the network's classes"),
+        ("0", "1", "must record the network's classes"),
+        ("-5", "1", "must record the network's classes"),
     ):
         metadata = {"kind": "model", "network": "resnet8", "classes": classes, "channels": channels}
         save_tensors(tmp_path / "forged", model.state_dict(), metadata)

@@ -1,4 +1,4 @@
-"""The command line: one file per command; parse, call, print."""
+"""Run the command line: one file per command, which parses, calls and prints."""
 
 from expunge.cli.commands import main
 

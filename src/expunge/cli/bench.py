@@ -1,4 +1,4 @@
-"""`expunge bench`: what it is asked for, and the four or five things it does. Nothing heavy is imported before it is known what to do."""
+"""Run `expunge bench`: list, run, print, report or adopt. Heavy modules are imported only where they are used."""
 
 from __future__ import annotations
 
@@ -126,12 +126,12 @@ def _tasks(asked: dict[Experiment, list[Entry]]) -> list[Task]:
     """Every cell once, with the experiments it belongs to."""
     from expunge.experiments.runner import Task
 
-    found: dict[str, Task] = {}
+    tasks: dict[str, Task] = {}
     for experiment, members in asked.items():
         for entry in members:
-            known = found.get(entry.cell.digest, Task(entry.cell))
-            found[entry.cell.digest] = Task(entry.cell, tuple(dict.fromkeys((*known.experiments, experiment.name))))
-    return list(found.values())
+            known = tasks.get(entry.cell.digest, Task(entry.cell))
+            tasks[entry.cell.digest] = Task(entry.cell, tuple(dict.fromkeys((*known.experiments, experiment.name))))
+    return list(tasks.values())
 
 
 def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]) -> int:
@@ -169,7 +169,7 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
     if options.cells is not None:
         write_json(options.cells, encode(work))
     if options.dry_run:
-        _foretell(tasks, place, work.jobs)
+        _print_estimates(tasks, place, work.jobs)
         return 0
     missing = run_shown(work)
     print(f"{len(tasks) - missing} of {len(tasks)} cells done; {place.folder}/")
@@ -178,7 +178,7 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
     return 1 if missing else 0
 
 
-def _foretell(tasks: Sequence[Task], place: Place, jobs: int) -> None:
+def _print_estimates(tasks: Sequence[Task], place: Place, jobs: int) -> None:
     from expunge.experiments.estimates import Estimates
     from expunge.experiments.runner import missing_networks
 
@@ -190,9 +190,9 @@ def _foretell(tasks: Sequence[Task], place: Place, jobs: int) -> None:
         print(f"train {spec.dataset} {spec.network} {data} seed={spec.seed}: {_time(estimates.network(spec))}")
     for task in open_tasks:
         print(f"{task.cell.label}: {_time(estimates.cell(task.cell))}")
-    told = [*map(estimates.network, networks), *(estimates.cell(task.cell) for task in open_tasks)]
-    known = sum(each for each in told if each is not None)
-    unknown = sum(each is None for each in told)
+    seconds = [*map(estimates.network, networks), *(estimates.cell(task.cell) for task in open_tasks)]
+    known = sum(estimate for estimate in seconds if estimate is not None)
+    unknown = sum(estimate is None for estimate in seconds)
     print(
         f"{len(networks)} networks and {len(open_tasks)} of {len(tasks)} cells to run: about {_time(known / jobs)} in {jobs} process"
         + ("es" if jobs > 1 else "")
@@ -214,18 +214,18 @@ def _table(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]
     if not any((place.folder / "cells").glob("*.json")):
         rule = f"must be a folder with results of the profile {options.profile} in its {options.profile}/cells; there are none"
         raise InputError("out", rule, options.out)
-    found, seen = [], 0
+    printed, seen = [], 0
     for experiment, members in asked.items():
         there = {entry.cell.digest: place.result(entry.cell) for entry in members}
         results = {digest: result for digest, result in there.items() if result is not None}
-        found += tables(experiment, members, results)
+        printed += tables(experiment, members, results)
         seen += len(results)
     if options.format != "terminal":
-        print(FORMATS[options.format](found), end="")
+        print(FORMATS[options.format](printed), end="")
     elif sys.stdout.isatty():
-        show(found)
+        show(printed)
     else:
-        print(FORMATS["text"](found), end="")
+        print(FORMATS["text"](printed), end="")
     return 0 if seen else 1
 
 

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Nothing heavy is imported before it is known what to do."""
+"""Parse the command line and run the command. Heavy modules are imported only where they are used."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from expunge.runtime.exits import ended, uninterrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the return value is the exit code: 2 for a mistake in what was asked, 1 for what broke, 130 for Ctrl-C."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return ended(lambda: _main(given))
+    """Run one command; the return value is the exit code: 2 for a user's mistake, 1 for what broke, 130 for Ctrl-C."""
+    args = list(sys.argv[1:] if arguments is None else arguments)
+    return ended(lambda: _main(args))
 
 
-def _main(given: list[str]) -> int:
-    if given == ["--version"]:
+def _main(args: list[str]) -> int:
+    if args == ["--version"]:
         print(f"expunge {__version__}")
         return 0
     with uninterrupted():
-        command = _parsed(given)
+        command = _parsed(args)
     return run(command) or 0
 
 
-def _parsed(given: list[str]) -> Demo | Compare | Train | Bench | Report | Data:
+def _parsed(args: list[str]) -> Demo | Compare | Train | Bench | Report | Data:
     import tyro
 
-    # Said here, since tyro is not imported above.
+    # Set here, since tyro is not imported above.
     report_command.__annotations__["out"] = Annotated[str, tyro.conf.arg(aliases=("-o",))]
     return tyro.extras.subcommand_cli_from_dict(
         {"demo": Demo, "compare": Compare, "train": Train, "bench": bench_command, "report": report_command, "data": data_command},
         prog="expunge",
-        description="Take data out of a trained network. `expunge --version` tells the version.",
-        args=given,
+        description="Take data out of a trained network. `expunge --version` prints the version.",
+        args=args,
     )
 
 

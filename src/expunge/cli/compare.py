@@ -1,4 +1,4 @@
-"""`expunge compare`: every method on one network of the digits."""
+"""Run `expunge compare`: every method on one network of the digits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expunge.runtime.exits import uninterrupted
 from expunge.storage.files import check_folder
 
 if TYPE_CHECKING:
-    from expunge.experiments.comparison import Comparison
+    from expunge.experiments.comparison import Plan
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ def run_compare(options: Compare) -> int:
         from expunge.experiments import comparison as plans
         from expunge.runtime.modes import check_seeds
 
-    given = asdict(options)
+    settings = asdict(options)
     check_folder("out", options.out)
     check_seeds("seed", options.seed)
     parts = ("label", "n", "trigger", "fraction", "remain_fraction", "remain")
-    scenario = plans.scenario_settings(options.scenario, **{part: given[part] for part in parts})
+    scenario = plans.scenario_settings(options.scenario, **{part: settings[part] for part in parts})
     methods = plans.names(options.methods)
     plan = plans.comparison("compare", scenario, methods, options.epochs, options.tuning_epochs, options.seed, plans.RELEARN)
-    return show(plan, given, options.out, options.models, jobs_for("cpu", options.jobs), options.quiet)
+    return show(plan, settings, options.out, options.models, jobs_for("cpu", options.jobs), options.quiet)
 
 
-def show(plan: Comparison, settings: dict[str, Any], out: str, models: bool, jobs: int, quiet: bool) -> int:
+def show(plan: Plan, settings: dict[str, Any], out: str, models: bool, jobs: int, quiet: bool) -> int:
     """Run a plan, print its tables, and save its page; what there is also where it was stopped. The exit code."""
     with uninterrupted():
         from expunge.experiments.runner import Task

@@ -1,4 +1,4 @@
-"""`expunge data get`: fetch a dataset."""
+"""Run `expunge data get`: fetch a dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`expunge demo`: a network forgets a digit by a handful of methods."""
+"""Run `expunge demo`: a network forgets a digit by a handful of methods."""
 
 from __future__ import annotations
 

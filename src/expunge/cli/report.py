@@ -1,4 +1,4 @@
-"""`expunge report`: one page of a folder of results."""
+"""Run `expunge report`: write one page of a folder of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run cells while a person looks on: a bar on a terminal with what is at work, a line per cell elsewhere."""
+"""Run cells and show their progress: a bar with the current cell on a terminal, a line per cell elsewhere."""
 
 from __future__ import annotations
 

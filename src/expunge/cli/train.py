@@ -1,4 +1,4 @@
-"""`expunge train`: train a network as the paper does."""
+"""Run `expunge train`: train a network as the paper does."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class Train:
     """digits, cifar10, cifar100, mnist, fashion-mnist, tiny-imagenet, or a folder of class folders of pictures."""
     network: str = "resnet20"
     """Such as resnet20, vgg16, googlenet or densenet100."""
-    seed: int = 0
-    """Decides the weights and the order of the images."""
+    seed: int | None = None
+    """Decides the weights and the order of the images; 0 without it."""
     seeds: str | None = None
-    """Several networks that share the device, such as 0,1,2: on a GPU faster than one after the other."""
+    """In place of seed: several networks that share the device, such as 0,1,2. On a GPU faster than one after the other."""
     without: int | None = None
     """Leave this class out: the network an unlearned one is compared with."""
+    size: int | None = None
+    """Resize pictures to squares of so many pixels: tiny-imagenet, or a folder."""
     data: str | None = None
     """Folder of the datasets; without it EXPUNGE_DATA, else ./data."""
     out: str = "runs/train"
@@ -53,12 +55,16 @@ def run_train(options: Train) -> None:
     with uninterrupted():
         from expunge.report import training as training_report
         from expunge.runtime.modes import check_seeds, device_named
-        from expunge.storage.locks import held_alone
+        from expunge.storage.locks import lock_all
         from expunge.vision import datasets, recipes
         from expunge.vision.zoo import Trained, plan, train_networks
 
     check_folder("out", options.out)
-    seeds = [options.seed] if options.seeds is None else _numbers("seeds", options.seeds)
+    if options.seed is not None and options.seeds is not None:
+        raise InputError(
+            "seed", "must not be given beside seeds; seeds names all networks", f"--seed {options.seed} --seeds {options.seeds}"
+        )
+    seeds = [options.seed or 0] if options.seeds is None else _numbers("seeds", options.seeds)
     check_seeds("seed" if options.seeds is None else "seeds", *seeds)
     device = device_named(options.device)
     if options.compile and device.type != "cuda":
@@ -66,21 +72,22 @@ def run_train(options: Train) -> None:
     numbers = {name: getattr(options, name) for name in ("epochs", "rate", "batch_size", "weight_decay")}
     recipe = recipes.changed(recipes.recipe_for(options.dataset), **numbers, augment=options.augment or None)
     with _called(name="dataset", label="without"):
-        images = datasets.load(options.dataset, options.data).to(device)
-        jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment)
+        images = datasets.load(options.dataset, options.data, size=options.size).to(device)
+        jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment, options.size)
     if not options.quiet:
         note = recipes.NOTES.get(options.dataset)
-        told = training_report.told(recipe) + (f" ({note})" if note else "")
-        print(f"{options.network} on {options.dataset}: {told}", file=sys.stderr, flush=True)
+        description = training_report.told(recipe) + (f" ({note})" if note else "")
+        print(f"{options.network} on {options.dataset}: {description}", file=sys.stderr, flush=True)
     latest: dict[str, Trained] = {}
+    sized = {} if options.size is None else {"size": options.size}
 
-    def tell(networks: Sequence[Trained]) -> None:
+    def print_results(networks: Sequence[Trained]) -> None:
         for network in networks:
             print(f"{network.job.name}: {training_report.line(network.curve[-1])}, weights {network.digest}")
 
     try:
         names, shown = [job.name for job in jobs], training_report.shown(recipe.epochs, not options.quiet)
-        with held_alone("out", options.out, names), shown as show:
+        with lock_all("out", options.out, names), shown as show:
 
             def noted(trained: Trained) -> None:
                 latest[trained.job.name] = trained
@@ -98,22 +105,22 @@ def run_train(options: Train) -> None:
                 compiled=options.compile,
                 watch=watch,
                 out=options.out,
-                about={"dataset": options.dataset, "without": options.without, "device": str(device)},
+                about={"dataset": options.dataset, "without": options.without, "device": str(device)} | sized,
                 noted=noted,
             )
     except KeyboardInterrupt:
         print(f"The state after the last whole epoch is in {options.out}/; the same command goes on from there.", file=sys.stderr)
         raise
-    except OSError:  # such as a full disk at the very end: what was found is told
-        tell([trained for trained in latest.values() if trained.curve[-1].epoch == recipe.epochs])
+    except OSError:  # such as a full disk at the very end: report what was trained
+        print_results([trained for trained in latest.values() if trained.curve[-1].epoch == recipe.epochs])
         raise
-    tell(trained)
+    print_results(trained)
     print(f"Weights, curves and settings: {options.out}/")
 
 
 @contextmanager
 def _called(**options: str) -> Iterator[None]:
-    """A mistake in an argument is told by the name of the option it came from."""
+    """An error about an argument names the option it came from."""
     try:
         yield
     except InputError as error:
@@ -122,8 +129,8 @@ def _called(**options: str) -> Iterator[None]:
         raise InputError(options[error.argument], error.rule, error.found) from error
 
 
-def _numbers(argument: str, given: str) -> list[int]:
+def _numbers(argument: str, text: str) -> list[int]:
     try:
-        return list(dict.fromkeys(int(part) for part in given.split(",")))
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as error:
-        raise InputError(argument, "must be whole numbers with commas between them", given) from error
+        raise InputError(argument, "must be whole numbers with commas between them", text) from error

@@ -1,4 +1,4 @@
-"""Products with the curvature of the loss, and steps solved from them."""
+"""Multiply vectors by the curvature of the loss, and solve for steps with such products."""
 
 from expunge.curvature.products import Vector, gauss_newton_product, gradient, hessian_product
 from expunge.curvature.solvers import ConjugateGradients, LiSSA, Solver, check_solver

@@ -1,4 +1,4 @@
-"""Products with the curvature of the loss, and steps solved from them: no matrix is ever formed.
+"""Multiply vectors by the curvature of the loss, without forming a matrix.
 
 With ℓ_n the loss and J_n the Jacobian of the logits of sample n, the curvature is the mean over samples of
 
@@ -6,7 +6,7 @@ With ℓ_n the loss and J_n the Jacobian of the logits of sample n, the curvatur
 - the Gauss-Newton   J_nᵀ (∂²ℓ_n/∂logits²) J_n, positive for the log-loss, and then the Fisher matrix expected over labels
 
 Vectors name parameters and are float64; products are taken in the model's own type, in eval mode, one batch's graph at a time. A mean
-counts samples, not batches, so it does not depend on how the data are cut. On CUDA, batches of one form replay a CUDA graph.
+counts samples, not batches, so it does not depend on how the data are cut. On CUDA, batches of the same shapes share one CUDA graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher.engine import undisturbed
 from expunge.model.checks import check_module
-from expunge.runtime.cuda_graphs import Replays
+from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.runtime.modes import hooked
 from expunge.runtime.progress import track
 
@@ -41,8 +41,8 @@ def gradient(model: nn.Module, batches: Data, objective: Objective = Objective()
     data = as_batches(batches)
     with ready(model, names) as parameters:
         mean = Mean(model, parameters, lambda batch: _gradients(_loss(model, objective, batch), parameters), objective)
-        found = mean(track(iter(data), "gradient", total=data.known, enabled=progress))
-    return dict(zip(names, found, strict=True)), mean.count
+        parts = mean(track(iter(data), "gradient", total=data.known, enabled=progress))
+    return dict(zip(names, parts, strict=True)), mean.count
 
 
 def hessian_product(
@@ -53,8 +53,8 @@ def hessian_product(
     data = as_batches(batches)
     with ready(model, list(vector)) as parameters:
         mean = Mean(model, parameters, partial(hessian_times, model, objective, parameters, list(vector.values())), objective)
-        found = mean(track(iter(data), "Hessian product", total=data.known, enabled=progress))
-    return dict(zip(vector, found, strict=True))
+        parts = mean(track(iter(data), "Hessian product", total=data.known, enabled=progress))
+    return dict(zip(vector, parts, strict=True))
 
 
 def gauss_newton_product(
@@ -65,8 +65,8 @@ def gauss_newton_product(
     data = as_batches(batches)
     with ready(model, list(vector)) as parameters:
         mean = Mean(model, parameters, partial(gauss_newton_times, model, objective, parameters, list(vector.values())), objective)
-        found = mean(track(iter(data), "Gauss-Newton product", total=data.known, enabled=progress))
-    return dict(zip(vector, found, strict=True))
+        parts = mean(track(iter(data), "Gauss-Newton product", total=data.known, enabled=progress))
+    return dict(zip(vector, parts, strict=True))
 
 
 def _loss(model: nn.Module, objective: Objective, batch: Batch) -> Tensor:
@@ -93,7 +93,7 @@ def gauss_newton_times(model: nn.Module, objective: Objective, parameters: Parts
 
 def _gradients(output: Tensor, inputs: Parts, weights: Tensor | None = None, create_graph: bool = False) -> Parts:
     if not output.requires_grad:  # a constant, such as the slope of a linear loss
-        return [torch.zeros_like(each) for each in inputs]
+        return [torch.zeros_like(part) for part in inputs]
     try:
         return grad(output, inputs, weights, retain_graph=True, create_graph=create_graph, allow_unused=True, materialize_grads=True)
     except RuntimeError as error:
@@ -104,11 +104,11 @@ def _gradients(output: Tensor, inputs: Parts, weights: Tensor | None = None, cre
 
 
 class Step:
-    """A step from batch to batch: on CUDA a graph that is replayed, which cannot look at labels, so they are looked at before."""
+    """A step that is called on every batch. On CUDA it is a CUDA graph, which cannot check labels, so they are checked before."""
 
     def __init__(self, model: nn.Module, step: Callable[[Batch], None], objective: Objective) -> None:
         self.model, self.objective, self.device = model, objective, device_of(model)
-        self.step = Replays(step) if self.device.type == "cuda" and not hooked(model) else step
+        self.step = GraphedStep(step) if self.device.type == "cuda" and not hooked(model) else step
         self._logits: torch.Size | None = None
 
     def __call__(self, batch: Batch) -> None:
@@ -122,7 +122,7 @@ class Step:
 
 
 class Mean:
-    """The mean over samples of what `one` sums over a batch, for every parameter; called again, over as many passes as wanted."""
+    """The mean over samples of what `one` sums over a batch, for every parameter. It can be called for any number of passes."""
 
     def __init__(self, model: nn.Module, parameters: Parts, one: Callable[[Batch], Parts], objective: Objective) -> None:
         self.totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
@@ -146,7 +146,7 @@ def _add_up(totals: Parts, one: Callable[[Batch], Parts], batch: Batch) -> None:
 
 @contextmanager
 def ready(model: nn.Module, names: Sequence[str]) -> Iterator[Parts]:
-    """The model in eval mode, gradients on for these parameters alone, attention by formulas that can be differentiated twice."""
-    held = dict(model.named_parameters())
-    with undisturbed(model, {name: held[name] for name in names}), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        yield [held[name] for name in names]
+    """Put the model in eval mode, gradients on for these parameters alone, attention by formulas that can be differentiated twice."""
+    named = dict(model.named_parameters())
+    with undisturbed(model, {name: named[name] for name in names}), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        yield [named[name] for name in names]

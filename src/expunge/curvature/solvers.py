@@ -1,4 +1,4 @@
-"""Steps solved from products with the curvature: conjugate gradients and LiSSA."""
+"""Solve for a step from products with the curvature, by conjugate gradients or LiSSA."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ ROOM = 10.0  # how far LiSSA may pass the bound of a positive curvature before i
 
 @dataclass(frozen=True)
 class ConjugateGradients:
-    """(G + damping·I)⁻¹ v, G the mean Gauss-Newton matrix, by conjugate gradients: a pass over the data an iteration.
+    """(G + damping·I)⁻¹ v, G the mean Gauss-Newton matrix, by conjugate gradients: one pass over the data per iteration.
 
-    Ends when the residual is `tolerance` of ‖v‖ or after `iterations`, with what it has by then.
+    Stops when the residual is `tolerance` of ‖v‖ or after `iterations`, and returns the solution so far.
     """
 
     damping: float = 0.01
@@ -107,7 +107,7 @@ class LiSSA:
             become(series, [v + (1 - self.damping) * d - product.double() / (usual_size * self.scale) for v, d, product in terms])
             limit.mul_(1 - self.damping).add_(bound)
             count.add_(1)
-            # Noted on the device and read once a pass: reading it at every batch would make a GPU wait.
+            # Kept on the device and read once per pass: reading it at every batch would make a GPU wait.
             first_bad.copy_(torch.where((first_bad == 0) & ~(norm(series) <= limit), count, first_bad))
 
         with ready(model, list(target)) as parameters, closing(track(range(self.passes), "LiSSA", enabled=progress)) as passes:
@@ -127,6 +127,6 @@ Solver = ConjugateGradients | LiSSA
 
 
 def check_solver(argument: str, solver: Solver) -> None:
-    """One of these, or one's own that can be called as they are."""
+    """One of these, or a solver of one's own with the same call."""
     if not callable(solver) or isinstance(solver, type):
         raise InputError(argument, "must be a solver with its settings, such as ConjugateGradients()", shown(solver))

@@ -1,4 +1,4 @@
-"""Vectors over the parameters of a model: one tensor per name."""
+"""Compute with vectors over the parameters of a model: one tensor per name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def become(parts: Parts, values: Parts) -> None:
 
 
 def inner(parts: Parts, vector: Parts) -> Tensor:
-    return torch.stack([(part * each.to(part)).sum() for part, each in zip(parts, vector, strict=True)]).sum()
+    return torch.stack([(part * other.to(part)).sum() for part, other in zip(parts, vector, strict=True)]).sum()
 
 
 def dot(first: Parts, second: Parts) -> float:
@@ -46,9 +46,9 @@ def norm(parts: Parts) -> Tensor:
 
 def check_vector(argument: str, model: nn.Module, vector: Mapping[str, Tensor]) -> None:
     check_module(model)
-    held = dict(model.named_parameters())
-    if not vector or (unknown := [name for name in vector if name not in held]):
+    named = dict(model.named_parameters())
+    if not vector or (unknown := [name for name in vector if name not in named]):
         raise InputError(argument, "must name parameters of the model", unknown if vector else "none")
     for name, part in vector.items():
-        if part.shape != held[name].shape:
-            raise InputError(argument, f"{name} must have shape {tuple(held[name].shape)}", tuple(part.shape))
+        if part.shape != named[name].shape:
+            raise InputError(argument, f"{name} must have shape {tuple(named[name].shape)}", tuple(part.shape))

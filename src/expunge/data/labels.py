@@ -1,22 +1,13 @@
-"""Whether targets are labels that a head has: their form, their values, and what a loss of one's own makes of others."""
+"""Check that targets are labels that a head has: their form and their values."""
 
 from __future__ import annotations
 
-import copy
-import itertools
-from collections.abc import Callable
-from weakref import WeakKeyDictionary
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from expunge.errors import InputError
-from expunge.runtime.modes import seeded
 
 IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
-ASKED = 32  # values of a batch, outside the head, that a loss is asked about
-Losses = Callable[[Tensor, Tensor], Tensor]  # (logits, targets) -> one loss a sample
-_TAKEN: WeakKeyDictionary[Losses, set[tuple[torch.Size, int]]] = WeakKeyDictionary()
 
 
 def as_labels(targets: Tensor) -> Tensor:
@@ -25,10 +16,11 @@ def as_labels(targets: Tensor) -> Tensor:
     return targets.long() if integers else targets
 
 
-def check_labels(logits: torch.Size, targets: Tensor) -> None:
+def check_labels(logits: torch.Size, targets: Tensor, ignored: int | None = None) -> None:
     """Integer labels must name an output of the head (on CUDA the kernel would otherwise abort the process).
 
-    The logits may be of another batch: samples and positions are not compared, which `check_form` does.
+    The logits may be of another batch: samples and positions are not compared, which `check_form` does. `ignored` is the label that a loss
+    of one's own leaves out.
     """
     if len(logits) < 2 or targets.numel() == 0:
         return
@@ -37,87 +29,38 @@ def check_labels(logits: torch.Size, targets: Tensor) -> None:
         raise _bad_form(logits, targets)
     if soft:
         return
-    labels = targets.long()
-    counted = labels[labels != IGNORED] if len(logits) > 2 else labels
-    if counted.numel() == 0:
-        return
-    low, high = (int(value) for value in torch.aminmax(counted))
-    if low < 0 or high >= logits[1]:
-        raise _not_of_head(logits, low if low < 0 else high)
+    _check_inside(logits, targets, (IGNORED if len(logits) > 2 else None, ignored))
 
 
 def check_form(logits: torch.Size, targets: Tensor) -> None:
     """What cross-entropy takes: logits (N, K, ...) with labels (N, ...), or with probabilities of the logits' own shape."""
     if len(logits) < 2:
-        raise InputError("objective", "cross-entropy needs logits of shape (N, K, ...); give an Objective with other losses", tuple(logits))
+        rule = "class logits must be (N, K, ...); give an Objective with other losses and classes=False"
+        raise InputError("objective", rule, tuple(logits))
     if targets.shape != (logits if targets.is_floating_point() else logits[:1] + logits[2:]):
         raise _bad_form(logits, targets)
 
 
-def check_taken(losses: Losses, logits: torch.Size, targets: Tensor) -> None:
-    """Integers outside the head's outputs must be ones that these losses take.
+def check_likely_labels(logits: torch.Size, targets: Tensor, ignored: int | None = None) -> None:
+    """Where an objective does not say whether its outputs are of classes, integers in the form of labels must be outputs of the head.
 
-    They may leave some out, by an ignore_index of their own, or the targets may be no labels at all: counts, ordinal numbers. So they are
-    asked about each such integer, once: on the CPU a cross-entropy, whatever its name, raises for a label that the head does not have.
-    On CUDA it would abort the process.
+    Nobody knows that they are labels; but on CUDA a cross-entropy under any name would abort the process for one that is outside.
     """
-    if not isinstance(targets, Tensor) or targets.dim() == 0 or targets.numel() == 0 or len(logits) < 2 or logits[1] < 2:
+    integers = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
+    if integers and len(logits) > 1 and logits[1] > 1 and targets.dim() == len(logits) - 1:
+        advice = ", or Objective(classes=False) says that the outputs are not of classes along dimension 1 (counts, grades)"
+        _check_inside(logits, targets, (IGNORED, ignored), advice)
+
+
+def _check_inside(logits: torch.Size, targets: Tensor, left_out: tuple[int | None, ...], advice: str = "") -> None:
+    labels = targets.long()
+    for ignored in left_out:
+        labels = labels if ignored is None else labels[labels != ignored]
+    if labels.numel() == 0:
         return
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        return
-    low, high = (int(value) for value in torch.aminmax(as_labels(targets)))
-    if low >= 0 and high < logits[1]:
-        return
-    rows = as_labels(targets.detach()).cpu()
-    outside = (rows < 0) | (rows >= logits[1])
-    values, taken = rows[outside].unique().tolist(), _taken_by(losses)
-    for value in values if len(values) <= ASKED else [*values[: ASKED // 2], *values[-ASKED // 2 :]]:
-        if (logits[1:], value) in taken:
-            continue
-        place = int((rows == value).reshape(len(rows), -1).any(1).int().argmax())
-        inside = rows[place].masked_fill(outside[place], 0)
-        with_value = torch.where(rows[place] == value, value, inside)
-        if not _takes(losses, logits, with_value) and _takes(losses, logits, inside):  # else it cannot be asked by itself
-            raise _not_of_head(logits, value)
-        taken.add((logits[1:], value))
-
-
-def _taken_by(losses: Losses) -> set[tuple[torch.Size, int]]:
-    """What these losses are known to take; forgotten with them."""
-    try:
-        return _TAKEN.setdefault(losses, set())
-    except TypeError:  # one that has no hash, or cannot be referred to weakly
-        return set()
-
-
-def _takes(losses: Losses, logits: torch.Size, row: Tensor) -> bool:
-    """Whether the losses can be computed for a sample with these targets, which a second one shares.
-
-    Positions may be others than in the batch of the logits, and the classes last; the type of the logits is not known either. Nothing
-    that is drawn or held on a device is changed.
-    """
-    alone = _copied(losses) if isinstance(losses, nn.Module) else losses
-    forms = dict.fromkeys([tuple(logits[1:]), (logits[1], *row.shape), (*row.shape, logits[-1])])
-    for form, dtype in itertools.product(forms, (torch.float32, torch.float64, torch.bfloat16)):
-        try:
-            with seeded(0, torch.device("cpu")), torch.inference_mode(False), torch.enable_grad():
-                alone(torch.zeros(2, *form, dtype=dtype, requires_grad=True).clone(), torch.stack([row, row]))
-        except Exception:  # whatever a loss of somebody's raises
-            continue
-        return True
-    return False
-
-
-def _copied(losses: nn.Module) -> nn.Module:
-    """On the CPU; what a loss keeps from call to call stays as it is."""
-    try:
-        return copy.deepcopy(losses).cpu()
-    except Exception:  # what cannot be copied is asked itself
-        return losses
-
-
-def _not_of_head(logits: torch.Size, label: int) -> InputError:
-    return InputError("batches", f"labels must be in [0, {logits[1]}), the outputs of the head", label)
+    low, high = (int(value) for value in torch.aminmax(labels))
+    if low < 0 or high >= logits[1]:
+        raise InputError("batches", f"labels must be in [0, {logits[1]}), the outputs of the head{advice}", low if low < 0 else high)
 
 
 def _bad_form(logits: torch.Size, targets: Tensor) -> InputError:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from expunge.data.calling import RAW, call_by_name, described, not_about_inputs, said, unusable
-from expunge.data.labels import as_labels, check_form, check_labels, check_taken
+from expunge.data.labels import as_labels, check_form, check_labels, check_likely_labels
 from expunge.errors import InputError
 from expunge.runtime.nested import Batch
-from expunge.validate import shown
+from expunge.validate import check_flag, is_whole, shown
 
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
@@ -62,18 +62,31 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class Objective:
     """Three functions that connect any model and any batch; each can be replaced by one's own.
 
-    `losses(logits, targets)` must return one loss a sample, shape (N,): the negative log-likelihood.
+    `losses(logits, targets)` must return one loss a sample, shape (N,): the negative log-likelihood. `classes` says whether the outputs
+    are class logits (N, K, ...), a softmax over dimension 1, and the targets labels in [0, K) or probabilities: True or False beside a
+    loss of one's own; the default loss is always of classes. Where it is None with a loss of one's own, what needs classes is refused.
     """
 
     outputs: Callable[[Callable[..., Any], Batch], Tensor] = model_outputs
     targets: Callable[[Batch], Tensor] = batch_targets
     losses: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    classes: bool | None = None
 
     def __post_init__(self) -> None:
         for argument in ("outputs", "targets", "losses"):
             function = getattr(self, argument)
             if not callable(function) or isinstance(function, type):
                 raise InputError(f"objective.{argument}", "must be a function, or an object that can be called as one", shown(function))
+        if self.classes is not None:
+            check_flag("objective.classes", self.classes)
+            object.__setattr__(self, "classes", bool(self.classes))  # of NumPy
+        if self.classes is False and self.losses is cross_entropy:
+            raise InputError("objective.classes", "must be True with the default loss, which is of classes; give losses=... too", False)
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether the outputs are class logits: what was said, and of the default loss."""
+        return self.losses is cross_entropy if self.classes is None else self.classes
 
     def logits(self, model: Callable[..., Any], batch: Batch) -> Tensor:
         """What `outputs` returns. What a model raises for a batch that it cannot take becomes an error that names both."""
@@ -89,19 +102,26 @@ class Objective:
         return logits
 
     def check_targets(self, logits: torch.Size, targets: Tensor, same_batch: bool = True) -> None:
-        """Labels must be inside the head, whatever the loss is called; `same_batch`: the logits are those of these targets."""
-        if self.losses is not cross_entropy:
-            return check_taken(self.losses, logits, targets)
+        """Labels must be inside the head, whatever the loss is called; `same_batch`: the logits are those of these targets.
+
+        Targets that are no tensor are left to the losses, and so are all where the outputs are said to be of no classes.
+        """
+        if not isinstance(targets, Tensor) or self.classes is False:
+            return
+        own = getattr(self.losses, "ignore_index", None)  # torch's modules have it
+        ignored = own if is_whole(own) else None
+        if not self.of_classes:
+            return check_likely_labels(logits, targets, ignored)
         if same_batch:
             check_form(logits, targets)
-        check_labels(logits, targets)
+        check_labels(logits, targets, ignored)
 
     def check_batch(self, logits: torch.Size, batch: Batch, same_batch: bool = False) -> None:
-        """`check_targets` of a batch; with a loss of one's own it need not hold any where nothing asks for them."""
+        """`check_targets` of a batch; it need not hold any where the outputs are not of classes and nothing asks for them."""
         try:
             targets = self.targets(batch)
         except RAW as error:
-            if self.losses is cross_entropy and not_about_inputs(error):
+            if self.of_classes and not_about_inputs(error):
                 raise
             if isinstance(error, InputError):
                 return

@@ -1,1 +1,1 @@
-"""Scores, the masks they select, and patches that change weights and can be undone."""
+"""Score weights, select masks by the scores, and change weights by patches that can be reverted."""

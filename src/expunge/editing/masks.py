@@ -1,4 +1,4 @@
-"""Which weights, in which units, and how many: a score becomes a mask, and masked weights stay zero."""
+"""Turn a score into a mask: choose which weights are masked, in which units, and how many."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def candidates(model: nn.Module, head: Sequence[str] = (), include_head: bool = 
     Departures: the released program has the classifier among the candidates, `include_head=True`, and never biases or BatchNorm.
     """
     check_choice("which", which, Which)
-    held = dict(model.named_parameters(remove_duplicate=False))
-    unknown = [name for name in head if name not in held]
+    named = dict(model.named_parameters(remove_duplicate=False))
+    unknown = [name for name in head if name not in named]
     if unknown:
         raise InputError("head", "must name parameters of the model", unknown)
     # By identity: a head tied to an embedding may be asked for under either name.
-    head_parameters = set() if include_head else {held[name] for name in head}
-    found, excluded = [], []
+    head_parameters = set() if include_head else {named[name] for name in head}
+    maskable, excluded = [], []
     for name, parameter in model.named_parameters():
         if parameter in head_parameters:
             excluded.append(f"{name} (head)")
@@ -44,10 +44,10 @@ def candidates(model: nn.Module, head: Sequence[str] = (), include_head: bool = 
         elif which == "weights" and parameter.dim() < 2:
             excluded.append(f"{name} ({parameter.dim()}-D)")
         else:
-            found.append(name)
-    if not found:
+            maskable.append(name)
+    if not maskable:
         raise ModelError(f"no parameter is left to mask; left out: {', '.join(excluded) or 'none, the model has no parameters'}")
-    return tuple(found)
+    return tuple(maskable)
 
 
 def select(
@@ -123,22 +123,22 @@ def masked_share(mask: Mapping[str, Tensor]) -> dict[str, float]:
 
 def masked_parameters(model: nn.Module, mask: Mapping[str, Tensor]) -> dict[str, tuple[nn.Parameter, Tensor]]:
     """Each parameter of a mask beside its part, on the parameter's device, checked to belong together."""
-    held = dict(model.named_parameters(remove_duplicate=False))
+    named = dict(model.named_parameters(remove_duplicate=False))
     pairs: dict[str, tuple[nn.Parameter, Tensor]] = {}
     for name, part in mask.items():
-        if name not in held:
+        if name not in named:
             raise InputError("mask", "must name parameters of the model", name)
-        if part.dtype != torch.bool or part.shape != held[name].shape:
-            rule = f"{name} must be torch.bool of shape {tuple(held[name].shape)}"
+        if part.dtype != torch.bool or part.shape != named[name].shape:
+            rule = f"{name} must be torch.bool of shape {tuple(named[name].shape)}"
             raise InputError("mask", rule, f"{part.dtype} of shape {tuple(part.shape)}")
-        pairs[name] = (held[name], part.to(held[name].device))
+        pairs[name] = (named[name], part.to(named[name].device))
     if len({parameter for parameter, _ in pairs.values()}) != len(pairs):
         raise InputError("mask", "must name a shared parameter once", list(mask))
     return pairs
 
 
 def _unit_scores(score: Tensor, granularity: Granularity) -> Tensor:
-    """One float64 score a unit, in the order of the weights."""
+    """One float64 score per unit, in the order of the weights."""
     values = score.detach().double()
     first = {"element": values.dim(), "kernel": 2, "channel": 1}[granularity]
     if values.dim() <= first or values.numel() == 0:

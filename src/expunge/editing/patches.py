@@ -1,4 +1,4 @@
-"""A change of some weights as data: applied in place, taken back bit for bit, kept on disk."""
+"""Apply a change of some weights in place, revert it bit for bit, and keep it on disk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Patch:
 
     w_j ← 0 for j in M (paper: the masked parameter ŵ_r), with every w_j kept: `revert` undoes `apply`. `len(patch)` is |M|.
 
-    A model is refused, unchanged, unless it holds the expected values at the edited entries bit for bit; other weights may have moved.
+    A model that does not hold the expected values at the edited entries, bit for bit, raises MismatchError and stays unchanged. Its other
+    weights may have changed.
     """
 
     edits: Mapping[str, Edit]
@@ -78,20 +79,20 @@ class Patch:
     @classmethod
     def setting(cls, model: nn.Module, values: Mapping[str, Tensor]) -> Patch:
         """What giving these parameters and buffers these values would change; entries that would stay are left out."""
-        held, edits = _tensors(model), {}
+        own, edits = _tensors(model), {}
         for name, value in values.items():
-            if name not in held:
+            if name not in own:
                 raise InputError("values", "must name parameters or buffers of the model", name)
-            if value.shape != held[name].shape:
-                raise InputError("values", f"{name} must have shape {tuple(held[name].shape)}", tuple(value.shape))
-            before, after = (tensor.detach().reshape(-1) for tensor in (held[name], value.to(held[name])))
+            if value.shape != own[name].shape:
+                raise InputError("values", f"{name} must have shape {tuple(own[name].shape)}", tuple(value.shape))
+            before, after = (tensor.detach().reshape(-1) for tensor in (own[name], value.to(own[name])))
             indices = (before != after).nonzero().squeeze(1)
             edits[name] = Edit(indices.cpu(), before[indices].cpu(), after[indices].cpu(), tuple(value.shape))
         return cls(edits, weights_digest(model))
 
     @classmethod
     def between(cls, before: nn.Module, after: nn.Module, names: Iterable[str] | None = None) -> Patch:
-        """What makes `before` to `after`: every entry of a parameter or buffer whose bits differ. Both are left as they are.
+        """What turns `before` into `after`: every entry of a parameter or buffer whose bits differ. Both are left as they are.
 
         `apply` takes `before` to `after`, `revert` takes `after` to `before`, bit for bit: 0.0 is not −0.0 here, and a NaN is itself. The
         models may be on different devices. They must have the same parameters and buffers, shared in the same way; `names` chooses some.
@@ -100,7 +101,7 @@ class Patch:
         if names is None:
             names = originals.keys()
             if strange := originals.keys() ^ results.keys():
-                raise MismatchError(f"before and after must have the same parameters and buffers; only one of them has {_few(strange)}")
+                raise MismatchError(f"before and after must have the same parameters and buffers; only one of them has {_listed(strange)}")
         edits = {}
         for name in names:
             if name not in originals or name not in results:
@@ -115,22 +116,22 @@ class Patch:
         return cls(edits, weights_digest(before))
 
     def apply(self, model: nn.Module) -> None:
-        """Set the new values in place, where the old ones are."""
+        """Set the new values in place. Raises MismatchError, changing nothing, unless the model holds the old ones."""
         self._replace(model, {name: (edit.old, edit.new) for name, edit in self.edits.items()}, "this patch was made for")
 
     def revert(self, model: nn.Module) -> None:
-        """Set the old values in place, where the new ones are."""
+        """Set the old values in place. Raises MismatchError, changing nothing, unless the model holds the new ones."""
         self._replace(model, {name: (edit.new, edit.old) for name, edit in self.edits.items()}, "this patch leaves behind")
 
     def mask(self, model: nn.Module) -> Mask:
         """True at the edited entries of the parameters, on the model's device; buffers are left out."""
-        parameters, found = dict(model.named_parameters(remove_duplicate=False)), {}
+        parameters, mask = dict(model.named_parameters(remove_duplicate=False)), {}
         for name, tensor in self._tensors(model).items():
             if name in parameters:
                 flat = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
                 flat[self.edits[name].indices.to(tensor.device)] = True
-                found[name] = flat.reshape(tensor.shape)
-        return found
+                mask[name] = flat.reshape(tensor.shape)
+        return mask
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         metadata = {"kind": "patch", "digest": self.digest, "shapes": json.dumps({name: edit.shape for name, edit in self.edits.items()})}
@@ -141,7 +142,7 @@ class Patch:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Patch:
-        """A patch from its file, refused unless it is whole and as it was written."""
+        """Read a patch from its file. A file that is incomplete or was changed raises an error."""
         tensors, metadata = load_tensors(path, "patch")
         try:
             shapes: dict[str, Any] = parse_json(metadata["shapes"])
@@ -157,21 +158,21 @@ class Patch:
         return patch
 
     def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        held = _tensors(model)
+        own = _tensors(model)
         for name, edit in self.edits.items():
-            if name not in held:
+            if name not in own:
                 raise MismatchError(f"the patch changes {name}, which the model does not have")
-            found = (tuple(held[name].shape), held[name].dtype)
-            if found != (edit.shape, edit.old.dtype):
-                raise MismatchError(f"the patch is for {name} of shape {edit.shape}, {edit.old.dtype}; found shape {found[0]}, {found[1]}")
-        return {name: held[name] for name in self.edits}
+            form = (tuple(own[name].shape), own[name].dtype)
+            if form != (edit.shape, edit.old.dtype):
+                raise MismatchError(f"the patch is for {name} of shape {edit.shape}, {edit.old.dtype}; found shape {form[0]}, {form[1]}")
+        return {name: own[name] for name in self.edits}
 
     def _replace(self, model: nn.Module, values: dict[str, tuple[Tensor, Tensor]], which: str) -> None:
         tensors = self._tensors(model)
         indices = {name: self.edits[name].indices.to(tensor.device) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
-            found = tensor.detach().reshape(-1)[indices[name]]
-            if not torch.equal(_bytes(found), _bytes(values[name][0].to(tensor.device))):
+            present = tensor.detach().reshape(-1)[indices[name]]
+            if not torch.equal(_bytes(present), _bytes(values[name][0].to(tensor.device))):
                 raise MismatchError(f"{name} does not hold the values {which}; nothing was changed")
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -196,9 +197,9 @@ def _shape(sizes: Any) -> tuple[int, ...]:
 
 
 def _check_edit(name: str, edit: Edit) -> None:
-    def check(holds: bool, rule: str, found: object) -> None:
+    def check(holds: bool, rule: str, value: object) -> None:
         if not holds:
-            raise InputError(f"edits[{name!r}]", rule, found)
+            raise InputError(f"edits[{name!r}]", rule, value)
 
     indices, entries = edit.indices, math.prod(edit.shape)
     check(min(edit.shape, default=0) >= 0, "shape must not be negative", edit.shape)
@@ -225,6 +226,6 @@ def _different(old: Tensor, new: Tensor) -> Tensor:
     return (_bytes(old) != _bytes(new)).reshape(len(old), -1).any(1)
 
 
-def _few(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
     return ", ".join(ordered[:4]) + (f" and {len(ordered) - 4} more" if len(ordered) > 4 else "")

@@ -1,4 +1,4 @@
-"""What to mask: one score a weight or a channel, the largest are masked first."""
+"""Score what to mask: one number per weight or channel, the largest are masked first."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def fisher_ratio(forget: FisherSums, remain: FisherSums) -> Score:
 def activation_difference(
     forget: Activations, remain: Activations | None = None, average: Literal["samples", "batches"] = "samples"
 ) -> Score:
-    """Channels that the forget samples activate more than the remain samples: one score a channel, by layer.
+    """Channels that the forget samples activate more than the remain samples: one score per channel, by layer.
 
     s_j = A_f,j − A_r,j, each the mean over its set; without `remain` the forget term alone.
 
@@ -82,12 +82,12 @@ def activation_difference(
     """
     check_choice("average", average, ("samples", "batches"))
 
-    def means(argument: str, found: Activations) -> dict[str, Tensor]:
-        size = found.batches if average == "batches" else int(found.counts.sum())
+    def means(argument: str, activations: Activations) -> dict[str, Tensor]:
+        size = activations.batches if average == "batches" else int(activations.counts.sum())
         if size < 1:
             raise InputError(argument, "must be activations of at least one sample", size)
-        _check_finite(argument, found.sums)
-        return {name: total.sum(0) / size for name, total in found.sums.items()}
+        _check_finite(argument, activations.sums)
+        return {name: total.sum(0) / size for name, total in activations.sums.items()}
 
     forget_means = means("forget", forget)
     if remain is None:
@@ -168,8 +168,8 @@ def _grand_mean(means: Mapping[str, Tensor]) -> float:
 
 
 def _check_same_layers(forget: Activations, remain: Activations) -> None:
-    found = [{name: total.shape[1] for name, total in each.sums.items()} for each in (forget, remain)]
-    if found[0] != found[1]:
+    channels = [{name: total.shape[1] for name, total in activations.sums.items()} for activations in (forget, remain)]
+    if channels[0] != channels[1]:
         raise MismatchError(f"the activations are of different layers: {', '.join(forget.sums)} and {', '.join(remain.sums)}")
 
 

@@ -1,1 +1,1 @@
-"""Cells of experiments as data, the networks they need, a runner that goes on where it stopped, and their results."""
+"""Run the cells of experiments and the networks they need, continue where a run stopped, and keep the results."""

@@ -1,4 +1,4 @@
-"""One run as data: what is trained, what is forgotten, how, and by which seed; its digest names its result."""
+"""Describe one run as data: what is trained, what is forgotten, how, and by which seed; its digest names its result."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """One line for people, and what `--only` looks in."""
+        """One line for people; `--only` searches its words."""
         scenario, method = dict(self.scenario), dict(self.method)
         name = method.pop("name") + ("" if (reading := method.pop("reading")) == "text" else f"-{reading}")
         parts = [self.dataset, self.network, scenario.pop("kind"), *_pairs(scenario), name, *_pairs(method)]
@@ -85,7 +85,7 @@ class Cell:
 
 
 def check_cell(cell: Cell) -> None:
-    """Of a cell that was read from a file: a ValueError, KeyError, TypeError or AttributeError where it is none."""
+    """Check a cell that was read from a file: raises ValueError, KeyError, TypeError or AttributeError where it is none."""
     encode(cell), cell.label, hash(cell.kind)  # which need more of the cell's parts than that they are mappings
     decode(Count, cell.epochs, "epochs")
     for name, value in [*cell.scenario.items(), *cell.method.items()]:

@@ -1,4 +1,4 @@
-"""`expunge demo` and `expunge compare` as plans: one network of the digits, one scenario, some methods, one seed."""
+"""Plan `expunge demo` and `expunge compare`: one network of the digits, one scenario, some methods, one seed."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def scenario_settings(
     remain_fraction: float | None = None,
     remain: bool = True,
 ) -> dict[str, Any]:
-    """A cell's scenario; what belongs to another kind is refused, what is None has a default."""
+    """A cell's scenario. A setting that belongs to another kind raises InputError; None means the default."""
     for argument, value in (("label", label), ("n", n), ("trigger", trigger), ("fraction", fraction)):
         if value is not None and kind not in BELONGS[argument]:
             raise InputError(argument, f"is for the scenario {BELONGS[argument]}", kind)
@@ -89,7 +89,7 @@ def scenario_settings(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Plan:
     """Methods on one network: `entries` are their cells, that of the network before first and the retrained one's last."""
 
     experiment: Experiment
@@ -105,8 +105,8 @@ def comparison(
     tuning_epochs: int,
     seed: int = 0,
     relearn: Settings | None = None,
-) -> Comparison:
-    """The plan of `expunge compare`, or of another command by its `name`; the scenario is drawn here, so mistakes in it are told first."""
+) -> Plan:
+    """The plan of `expunge compare`, or of another command by its `name`; the scenario is drawn here, so mistakes in it raise first."""
     for argument, value in (("epochs", epochs), ("tuning_epochs", tuning_epochs)):
         if value < 1:
             raise InputError(argument, "must be at least 1", value)
@@ -122,7 +122,7 @@ def comparison(
 
     views = ("summary", "evidence") if relearn is not None else ("summary",)
     experiment = Experiment(name, drawn.name, views, lambda profile: iter(entries(profile)))
-    return Comparison(experiment, tuple(entries(profile)), drawn)
+    return Plan(experiment, tuple(entries(profile)), drawn)
 
 
 def _scenario(settings: Settings, profile: Profile, seed: int) -> Scenario:

@@ -1,4 +1,4 @@
-"""From a cell's plain data to images, a scenario, and a method with its settings."""
+"""Build the images, the scenario and the method of a cell from its plain data."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ def parts(dataset: str, validation: float, data: str | None, device: torch.devic
 
 
 def scenario_of(scenario: Mapping[str, Any], images: Parts, seed: int) -> Scenario:
-    """Which samples are drawn is decided by the cell's seed, as its network is."""
+    """The scenario of a cell; the cell's seed decides which samples are drawn, as it decides the network."""
     settings = {name: value for name, value in scenario.items() if name not in ("kind", *LIMITS)}
     settings |= {"test": images.test, "validation": images.validation}
     kind = scenario["kind"]
     if kind == "category":
-        found = scenarios.category(images.train, settings.pop("label"), **settings)
+        drawn = scenarios.category(images.train, settings.pop("label"), **settings)
     elif kind == "poisoned":
-        found = scenarios.poisoned(images.train, **{**settings, "value": _value(settings.get("value", 0.0), images.train)}, seed=seed)
+        drawn = scenarios.poisoned(images.train, **{**settings, "value": _value(settings.get("value", 0.0), images.train)}, seed=seed)
     elif kind == "mislabelled":
-        found = scenarios.mislabelled(images.train, **settings, seed=seed)
+        drawn = scenarios.mislabelled(images.train, **settings, seed=seed)
     elif kind == "subset":
-        found = scenarios.subset(images.train, **settings, seed=seed)
+        drawn = scenarios.subset(images.train, **settings, seed=seed)
     else:
         raise InputError("scenario", "kind must be category, poisoned, mislabelled or subset", kind)
     if "remain_count" in scenario:
-        return scenarios.limited(found, count=scenario["remain_count"], seed=seed)
-    return scenarios.limited(found, fraction=scenario["remain_fraction"], seed=seed) if "remain_fraction" in scenario else found
+        return scenarios.limited(drawn, count=scenario["remain_count"], seed=seed)
+    return scenarios.limited(drawn, fraction=scenario["remain_fraction"], seed=seed) if "remain_fraction" in scenario else drawn
 
 
 def _value(value: float | str, images: Images) -> float | tuple[float, ...]:
-    """The trigger's: a number in the units of the normalised images, or "black" or "white"."""
+    """The trigger's value: a number in the units of the normalised images, or "black" or "white"."""
     if isinstance(value, str):
         if value not in ("black", "white"):
             raise InputError("value", "must be a number, black or white", value)
@@ -87,7 +87,7 @@ def method_of(cell: Cell) -> Method:
     if unknown := sorted(settings.keys() - known.keys()):
         raise InputError("method", f"{name} has the settings {', '.join(known)}", ", ".join(unknown))
     if "rounding" in known and name in METHODS:
-        # A cell that does not say is one of those in results/paper, whose masks hold at most one unit more than the programs'.
+        # A cell without this setting is one of those in results/paper, whose masks hold at most one unit more than the programs'.
         settings.setdefault("rounding", "nearest")
     if "seed" in known:
         settings.setdefault("seed", cell.seed)
@@ -99,17 +99,17 @@ def method_of(cell: Cell) -> Method:
 def tuning_of(cell: Cell, own: Tuning | None = None) -> Tuning | None:
     if cell.tuning is None:
         return None
-    told: dict[str, Any] = {"precision": cell.precision, **cell.tuning}
-    schedule, epochs, rate = told.pop("schedule"), told.pop("epochs", None), told.pop("rate", None)
-    if "optimizer" in told:
-        told["optimizer"] = OPTIMIZERS[told["optimizer"]]
+    settings: dict[str, Any] = {"precision": cell.precision, **cell.tuning}
+    schedule, epochs, rate = settings.pop("schedule"), settings.pop("epochs", None), settings.pop("rate", None)
+    if "optimizer" in settings:
+        settings["optimizer"] = OPTIMIZERS[settings["optimizer"]]
     if schedule == "own":
-        return None if own is None else replace(own, seed=cell.seed, **told)
+        return None if own is None else replace(own, seed=cell.seed, **settings)
     replayed = Recipe(**_tuples(cell.recipe)).replayed(epochs, cell.seed)
     if schedule == "replayed":
-        return replace(replayed, **told)
+        return replace(replayed, **settings)
     if schedule == "constant":
-        return replace(replayed, schedule=Constant(rate, epochs), **told)
+        return replace(replayed, schedule=Constant(rate, epochs), **settings)
     raise InputError("tuning", "schedule must be replayed, constant or own", schedule)
 
 
@@ -119,10 +119,10 @@ def recipe_of(recipe: Mapping[str, Any]) -> Recipe:
 
 def relearning_of(cell: Cell) -> Relearning:
     """As the released program counts: full epochs in train mode at one rate, with the recipe's batches."""
-    told = dict(cell.relearn or {})
+    settings = dict(cell.relearn or {})
     recipe = recipe_of(cell.recipe)
-    tuning = replace(recipe.tuning(cell.seed, cell.precision), schedule=Constant(told.pop("rate"), told.pop("limit")))
-    return Relearning(tuning, **told)
+    tuning = replace(recipe.tuning(cell.seed, cell.precision), schedule=Constant(settings.pop("rate"), settings.pop("limit")))
+    return Relearning(tuning, **settings)
 
 
 def _tuples(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long cells and trainings will take, from those of the same kind that have run."""
+"""Estimate how long cells and trainings will take, from those of the same kind that have run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from expunge.storage.documents import excerpt, read_json
 
 @dataclass(frozen=True)
 class Estimates:
-    """Mean seconds by kind; where nothing of a kind has run, those of the model, and else nothing."""
+    """Mean seconds by kind; where nothing of a kind has run, those of the model; None where nothing of it has."""
 
     cells: dict[Any, float]
     networks: dict[Any, float]
@@ -38,21 +38,21 @@ class Estimates:
 
 
 def _note(path: Path, device: str) -> tuple[Any, float] | None:
-    """Of a network's file what was trained and its seconds, where that was on such a device."""
+    """What a network's file says was trained, and its seconds, where that was on such a device."""
     try:
         note = read_json(path)
         trained = _training(note["spec"])
         return (trained, float(note["seconds"])) if "seconds" in note and note["device"] == device else None
     except BROKEN as error:
-        raise InputError("models", f"{path} must tell how a network was trained ({excerpt(error)})") from error
+        raise InputError("models", f"{path} must record how a network was trained ({excerpt(error)})") from error
 
 
 def _training(spec: dict[str, Any]) -> tuple[Any, ...]:
     return (str(spec["dataset"]), str(spec["network"]), int(spec["recipe"]["epochs"]))
 
 
-def _means(found: Iterable[tuple[Any, float]]) -> dict[Any, float]:
-    held: dict[Any, list[float]] = {}
-    for kind, seconds in found:
-        held.setdefault(kind, []).append(seconds)
-    return {kind: statistics.fmean(values) for kind, values in held.items()}
+def _means(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+    by_kind: dict[Any, list[float]] = {}
+    for kind, seconds in pairs:
+        by_kind.setdefault(kind, []).append(seconds)
+    return {kind: statistics.fmean(values) for kind, values in by_kind.items()}

@@ -1,4 +1,4 @@
-"""One cell from its two networks to its result."""
+"""Run one cell, from its two networks to its result."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ CLASSIFIER = "mask-classifier"
 
 
 def perform(cell: Cell, store: Store) -> tuple[Result, nn.Module | None]:
-    """The result of a cell whose networks are in the store, and its network; a method that refuses or diverges is a result too.
+    """The result of a cell whose networks are in the store, and its network. A method that raises or diverges is a result too.
 
-    Anything else that is refused, such as a damaged file of a network or a method that this process does not know, says nothing of the
-    cell, and is raised.
+    Any other error, such as a damaged file of a network or a method that this process does not know, says nothing about the cell, and is
+    raised.
     """
     started, after = time.perf_counter(), None
     measures: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def _check_known(cell: Cell) -> None:
 
 
 def is_result(error: Exception) -> bool:
-    """Whether what stopped a cell before its method's turn is worth a note: there are no data, or a training diverged."""
+    """Whether an error before the method's turn is a result: there are no data, or a training diverged."""
     return _no_data(error) or (isinstance(error, DivergedError) and not _of_the_machine(error))
 
 
@@ -94,7 +94,7 @@ def _no_data(error: Exception) -> bool:
 
 
 def _of_the_machine(error: BaseException | None) -> bool:
-    """Whether memory, a disk or a module that is missing is behind an error: that says nothing of the method, and may be well tomorrow."""
+    """Whether an error comes from memory, a disk or a missing module: it says nothing about the method, and may not occur again."""
     while error is not None:
         if isinstance(error, (MemoryError, OSError, ImportError, torch.OutOfMemoryError)):
             return True
@@ -115,7 +115,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
 
 
 def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of the cell at its best epoch, and everything that is told of it."""
+    """The network of the cell at its best epoch, and all measures of it."""
     if cell.method["name"] in UNCHANGED:
         after, epoch = (reference, cell.epochs) if cell.method["name"] == REFERENCE else (before, 0)
         history, edit, seconds, setting = _only_record(epoch, after, scenario), None, None, None
@@ -162,7 +162,7 @@ def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, 
 
 
 class Kept:
-    """A method, and the weights after each of its epochs, kept on the CPU: `unlearn` gives the last ones."""
+    """A method, and the weights after each of its epochs, kept on the CPU: `unlearn` returns the last ones."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -202,7 +202,7 @@ def _only_record(epoch: int, model: nn.Module, scenario: Scenario) -> list[Recor
 
 
 def _pairs(ours: Mapping[str, Predictions], theirs: Mapping[str, Predictions]) -> list[tuple[str, Predictions, Predictions]]:
-    """What two networks put out for remain data, for forget data, and for all of them."""
+    """The outputs of two networks for remain data, for forget data, and for all of them."""
     return [*((name, ours[name], theirs[name]) for name in ("remain", "forget")), ("all", _joined(ours), _joined(theirs))]
 
 

@@ -1,4 +1,4 @@
-"""Trained and retrained networks on disk, named by the digest of all that makes them, and shared by all cells that need the same."""
+"""Train the networks that cells need and keep them on disk, by the digest of all that makes them, for all cells that need the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from expunge.experiments.cells import LIMITS, Cell, digest_of
 from expunge.experiments.construction import parts, recipe_of, scenario_of
 from expunge.storage.documents import read_json
 from expunge.storage.files import write_bytes, write_json
-from expunge.storage.locks import held
+from expunge.storage.locks import try_lock
 from expunge.storage.tensors import load_tensors, weights_digest
 from expunge.training.tuning import Precision
 from expunge.vision.zoo import KIND, Job, load_network, train_networks
@@ -49,7 +49,7 @@ def original(cell: Cell) -> Spec:
 
 
 def retrained(cell: Cell) -> Spec:
-    """The network it is held against. Where poisoned samples were added, that is the network of the clean data."""
+    """The network it is compared with. Where poisoned samples were added, that is the network of the clean data."""
     clean = cell.scenario["kind"] == "poisoned" and cell.scenario.get("how", "add") == "add"
     return _spec(cell, {"kind": "all"} if clean else _data(cell, "retrain"))
 
@@ -65,9 +65,8 @@ def _spec(cell: Cell, data: Mapping[str, Any]) -> Spec:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is that of the datasets.
-
-    So many networks are trained `together` where they share a GPU; where `compiled`, all through torch.compile.
+    """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is the folder of the
+    datasets. `together`: how many networks are trained at once where they share a GPU. `compiled`: all through torch.compile.
     """
 
     folder: Path
@@ -93,7 +92,7 @@ class Store:
         return self.folder / "locks" / f"{spec.digest}.lock"
 
     def holds(self, spec: Spec) -> bool:
-        """Whether the network is there, and all that belongs to it: the state of its training is removed last."""
+        """Whether the network and all that belongs to it exist: the state of its training is removed last."""
         return self.path(spec).exists() and not self._state(spec).exists()
 
     def load(self, spec: Spec) -> nn.Module:
@@ -109,14 +108,14 @@ class Store:
     def train(self, specs: Iterable[Spec]) -> tuple[list[Spec], dict[str, Exception]]:
         """Train what is missing and what no other runner is training: the first, and on CUDA its like beside it.
 
-        Those trained, and by digest why others could not be. What the system refuses, such as a full disk, is raised: it is so for all.
+        Returns those trained, and by digest why others could not be. An OSError, such as a full disk, is raised: it holds for all.
         """
         with ExitStack() as stack:
             chosen: list[Spec] = []
             for spec in specs:
                 if self.holds(spec) or (chosen and _shared(spec) != _shared(chosen[0])):
                     continue
-                if not stack.enter_context(held(self._lock(spec))) or self.holds(spec):
+                if not stack.enter_context(try_lock(self._lock(spec))) or self.holds(spec):
                     continue
                 chosen.append(spec)
                 if len(chosen) == (self.together if self.device.type == "cuda" else 1):
@@ -159,20 +158,20 @@ class Store:
     def adopt(self, file: str | os.PathLike[str], spec: Spec) -> Path:
         """Take a network that was trained elsewhere (`vision.training.save_network`) as the one of this spec; the file is linked.
 
-        One that is in the store already stays, with its note; another in its place is refused.
+        One that is in the store already stays, with its note; another network in its place raises InputError.
         """
         if not Path(file).is_file():
             raise InputError("file", "must be that of a network", f"no file {os.fspath(file)}")
-        found = load_network(file)
+        adopted = load_network(file)
         _, metadata = load_tensors(file, KIND)
         if metadata["network"] != spec.network:
             raise InputError("file", f"must hold a {spec.network}", metadata["network"])
         target = self.path(spec)
-        with held(self._lock(spec)) as free:
+        with try_lock(self._lock(spec)) as free:
             if not free:
                 raise InputError("file", f"must not be a network that is being trained for the store, {target}", os.fspath(file))
             if target.exists():
-                if weights_digest(load_network(target)) != weights_digest(found):
+                if weights_digest(load_network(target)) != weights_digest(adopted):
                     raise InputError("file", f"must not be another network than the one in the store, {target}", os.fspath(file))
                 return target
             # First the note: one without a network means nothing, a network without a note looks trained here.
@@ -209,6 +208,8 @@ def named(file: str | os.PathLike[str], cells: Iterable[Cell]) -> Spec:
     if match is None:
         raise InputError("file", "must be called DATASET-NETWORK-seedN.safetensors, or DATASET-NETWORK-without0-seedN", Path(file).name)
     for cell in cells:
-        if (f"{cell.dataset}-{cell.network}", cell.seed) == (match["model"], int(match["seed"])) and cell.scenario["kind"] == "category":
+        if (f"{Path(cell.dataset).resolve().name}-{cell.network}", cell.seed) == (match["model"], int(match["seed"])) and cell.scenario[
+            "kind"
+        ] == "category":
             return original(cell) if match["which"] in (None, "original") else retrained(cell)
     raise InputError("file", "must be a network of the category cells asked for", Path(file).name)

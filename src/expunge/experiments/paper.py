@@ -1,4 +1,4 @@
-"""The numbers the paper prints, in percent (epochs in epochs), each with its ± : table, block of models, section, row.
+"""List the numbers the paper prints, in percent (epochs in epochs), each with its ± : table, block of models, section, row.
 
 "Unlearning with Fisher Masking", tables main_results (1), finetune_stability (2), poison (3), outlier_deletion (4), only_forget (5). Its
 figures print no numbers. The caption of table 1 calls the ± a variance; its sizes are those of standard deviations.
@@ -165,11 +165,11 @@ def _numbers(values: Values) -> dict[str, Number]:
 
 
 PRINTED: dict[Key, dict[str, Number]] = {
-    **{Key("table1", view, block, "", row): _numbers(each) for (block, view), rows in TABLE1.items() for row, each in rows.items()},
-    **{Key("table2", "stability", AVERAGE, "", row): _numbers(each) for row, each in TABLE2.items()},
-    **{Key("table3", "best", RESNET20, part, row): _numbers(each) for part, rows in TABLE3.items() for row, each in rows.items()},
-    **{Key("table4", "best", RESNET20, part, row): _numbers(each) for part, rows in TABLE4.items() for row, each in rows.items()},
-    **{Key("table5", "best", RESNET20, part, row): _numbers(each) for part, rows in TABLE5.items() for row, each in rows.items()},
+    **{Key("table1", view, block, "", row): _numbers(values) for (block, view), rows in TABLE1.items() for row, values in rows.items()},
+    **{Key("table2", "stability", AVERAGE, "", row): _numbers(values) for row, values in TABLE2.items()},
+    **{Key("table3", "best", RESNET20, part, row): _numbers(values) for part, rows in TABLE3.items() for row, values in rows.items()},
+    **{Key("table4", "best", RESNET20, part, row): _numbers(values) for part, rows in TABLE4.items() for row, values in rows.items()},
+    **{Key("table5", "best", RESNET20, part, row): _numbers(values) for part, rows in TABLE5.items() for row, values in rows.items()},
 }
 
 

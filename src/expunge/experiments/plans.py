@@ -1,4 +1,4 @@
-"""The paper's tables and figures as lists of cells."""
+"""Plan the paper's tables and figures as lists of cells."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`views` are ways to look at the results, each a table; see `tables.VIEWS`."""
+    """`views` name the tables of the results; see `report.views.VIEWS`."""
 
     name: str
     title: str
@@ -96,7 +96,7 @@ def methods(own: Sequence[str] = (), without: Sequence[str] = ()) -> list[tuple[
 
 
 def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
-    """The paper's methods, and others made for it, are fine-tuned alike by the schedule replayed; the rest has a training of its own."""
+    """The paper's methods, and others made for it, are fine-tuned alike by the schedule replayed; the rest trains in its own way."""
     if name == REFERENCE:
         return None
     if reading == "text" and "tuning" in profile.settings.get(name, {}):
@@ -128,8 +128,8 @@ def _ssd_threshold(dataset: str, scenario: Settings) -> float:
 def cells(
     profile: Profile, model: str, scenario: Settings, name: str, reading: str, ratio: float | None = None, **changes: Any
 ) -> Iterator[Cell]:
-    """One a seed; `changes` are of the recipe."""
-    dataset, _, network = model.partition("/")
+    """One cell per seed; `changes` are of the recipe."""
+    dataset, _, network = model.rpartition("/")
     recipe = replace(recipe_for(dataset), **{**profile.training, **changes})
     method: dict[str, Any] = {"name": name, "reading": reading}
     if (revision := _revision(name, reading)) is not None:
@@ -143,9 +143,9 @@ def cells(
     tuning = _tuning(profile, name, reading)
     if scenario.get("remain_count") == 0 and tuning is not None and tuning["schedule"] == "replayed" and name != "finetune":
         tuning = None  # Finetune is nothing else, and says so itself
-    told = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(recipe).items() if value is not None}
+    plain_recipe = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(recipe).items() if value is not None}
     for seed in profile.seeds:
-        yield Cell(dataset, network, scenario, method, seed, told, tuning, profile.validation, profile.precision)
+        yield Cell(dataset, network, scenario, method, seed, plain_recipe, tuning, profile.validation, profile.precision)
 
 
 def _original(profile: Profile, scenario: Settings, section: str) -> Iterator[Entry]:
@@ -250,15 +250,15 @@ def _settings(profile: Profile) -> Iterator[Entry]:
         for cell in cells(profile, model, CATEGORY, "fisher-mask", "text"):
             yield Entry(replace(cell, method={**cell.method, **changes}), model, section, "fisher-mask")
     for factor in DECAYS:
-        decay = factor * recipe_for(model.partition("/")[0]).weight_decay
+        decay = factor * recipe_for(model.rpartition("/")[0]).weight_decay
         for name in (REFERENCE, "finetune", "fisher-mask"):
             for cell in cells(once, model, CATEGORY, name, "text", weight_decay=decay):
                 yield Entry(cell, model, f"weight decay {decay:g}", name)
 
 
 EXPERIMENTS = {
-    each.name: each
-    for each in (
+    experiment.name: experiment
+    for experiment in (
         Experiment("table1", "Remove a full category", ("masked", "best", "last"), _table1),
         Experiment("table2", "Fluctuation during fine-tuning", ("stability",), _table2),
         Experiment("table3", "Remove poisoned samples", ("best", "last"), _table3),
@@ -278,7 +278,7 @@ def chosen(names: Sequence[str]) -> list[Experiment]:
     for name in names:
         if name != "all" and name not in EXPERIMENTS:
             raise InputError("experiments", f"must be all, or some of {', '.join(EXPERIMENTS)}", name)
-    return [each for name, each in EXPERIMENTS.items() if name in names or "all" in names]
+    return [experiment for name, experiment in EXPERIMENTS.items() if name in names or "all" in names]
 
 
 def entries(experiment: Experiment, profile: Profile, only: Sequence[str] = (), listed: Sequence[str] = ("all",)) -> list[Entry]:
@@ -289,8 +289,8 @@ def entries(experiment: Experiment, profile: Profile, only: Sequence[str] = (), 
     listed = [canonical(name) for name in listed]
     profile = replace(profile, own=tuple(dict.fromkeys(name for name in listed if is_path(name))))
     for name in profile.own:
-        method_class(name)  # refused here, also where the experiment has no row for it
+        method_class(name)  # raises here, also where the experiment has no row for it
     wanted = {*listed} | ({*METHODS} if "all" in listed else set()) | ({*PAPER_METHODS, CONTROL} if "paper" in listed else set())
     keep = {REFERENCE, *wanted} | ({"influence"} if experiment.name == "fig-influence" and "paper" in listed else set())
-    found = [entry for entry in experiment.entries(profile) if entry.cell.method["name"] in keep]
-    return [entry for entry in found if all(word in entry.cell.label.split() for word in only)]
+    planned = [entry for entry in experiment.entries(profile) if entry.cell.method["name"] in keep]
+    return [entry for entry in planned if all(word in entry.cell.label.split() for word in only)]

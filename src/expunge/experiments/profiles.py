@@ -1,4 +1,4 @@
-"""The sizes the experiments are run in, as data."""
+"""Define the sizes in which the experiments are run."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def _steady(rate: float, **other: Any) -> dict[str, Any]:
 
 # Chosen on validation data from small grids: benchmarks/settings_on_digits.py. What is not named keeps its defaults.
 ON_DIGITS: Mapping[str, Settings] = {
+    "newton-noise": {"tuning": {"schedule": "replayed"}},  # as FisherNoise: the noise alone breaks so small a network
     "influence": {"gradient": "sum", "strength": 30},
     "gradient-ascent": {"tuning": _steady(3e-3)},
     "neg-grad-plus": {"remain_weight": 0.9, "tuning": _steady(0.03, momentum=0.0)},
@@ -77,13 +78,14 @@ PROFILES = {profile.name: profile for profile in (SMOKE, PAPER)}
 def profile_of(name: str, seeds: Sequence[int] = (), models: Sequence[str] = ()) -> Profile:
     if name not in PROFILES:
         raise InputError("profile", f"must be one of {', '.join(PROFILES)}", name)
-    profile = PROFILES[name]
+    profile, named = PROFILES[name], []
     for model in models:
-        if model.count("/") != 1:
+        dataset, _, network = model.rpartition("/")  # a folder's path may have slashes too
+        if not dataset:
             raise InputError("models", "must be DATASET/NETWORK, such as cifar10/vgg16", model)
-        dataset, network = model.split("/")
         if dataset not in (DIGITS, *READERS) and not Path(dataset).is_dir():
             raise InputError("models", f"the dataset must be one of {', '.join((DIGITS, *READERS))}, or a folder of pictures", model)
         if network not in NETWORKS:
             raise InputError("models", f"the network must be one of {', '.join(NETWORKS)}", model)
-    return replace(profile, seeds=tuple(seeds) or profile.seeds, models=tuple(models) or profile.models)
+        named.append(f"{Path(dataset).as_posix()}/{network}")
+    return replace(profile, seeds=tuple(seeds) or profile.seeds, models=tuple(named) or profile.models)

@@ -38,11 +38,13 @@ def planned_or_stored(
             say(f"{error}; shown is what has been run before")
             stored += _latest(results, folder)
     names = importable if importable or not stored else [REFERENCE]
-    return {each: _with_stored(entries(each, profile, only, names), each, profile, only, stored) for each in experiments}
+    return {
+        experiment: _with_stored(entries(experiment, profile, only, names), experiment, profile, only, stored) for experiment in experiments
+    }
 
 
 def _latest(results: Iterable[Result], folder: str | os.PathLike[str]) -> list[Result]:
-    """One result a place and reading: where the class was changed between runs, that of the last revision, and of these the last run."""
+    """One result per place and reading: where the class was changed between runs, that of the last revision, and of these the last run."""
 
     def age(result: Result) -> tuple[int, int, str, float]:
         revision = result.cell.method.get("revision")
@@ -51,7 +53,7 @@ def _latest(results: Iterable[Result], folder: str | os.PathLike[str]) -> list[R
             return (1, revision, "", written)
         return (0, 0, "", written) if revision is None else (2, 0, str(revision), written)
 
-    return list({(_place(each.cell), each.cell.method["reading"]): each for each in sorted(results, key=age)}.values())
+    return list({(_place(result.cell), result.cell.method["reading"]): result for result in sorted(results, key=age)}.values())
 
 
 def _with_stored(
@@ -63,13 +65,13 @@ def _with_stored(
     known = list(experiment.entries(profile))
     sections = list(dict.fromkeys((entry.block, entry.section) for entry in known))
     places = {_place(entry.cell): entry for entry in known if entry.row != ORIGINAL}
-    found = [
+    recalled = [
         Entry(result.cell, place.block, place.section, str(result.cell.method["name"]))
         for result in stored
         if experiment.name in result.experiments and (place := places.get(_place(result.cell))) is not None
     ]
-    found = [entry for entry in found if all(word in entry.cell.label.split() for word in only)]
-    return sorted([*planned, *found], key=lambda entry: sections.index((entry.block, entry.section)))
+    recalled = [entry for entry in recalled if all(word in entry.cell.label.split() for word in only)]
+    return sorted([*planned, *recalled], key=lambda entry: sections.index((entry.block, entry.section)))
 
 
 def _place(cell: Cell) -> str:

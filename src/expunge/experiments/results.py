@@ -1,4 +1,4 @@
-"""What a cell's run found, one JSON file a cell, and reading them back. Accuracies are fractions."""
+"""Describe and read the results of cells, one JSON file per cell. Accuracies are fractions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Relearn:
 
 @dataclass(frozen=True)
 class Result:
-    """A cell and what came out of it; where there is an `error` (a method that refuses, or no data) there are no measures.
+    """A cell and what came out of it; where there is an `error` (a method that raises, or no data) there are no measures.
 
     "after" is the network at the best epoch. `setting` is the method as it was built. `predicted` is where the forget samples go: the share
     given to each class. `agreement` and `divergence` are with the retrained network on all test data; `agreement_by` and `divergence_by`
@@ -122,16 +122,16 @@ def path_of(folder: str | os.PathLike[str], digest: str) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> Result:
-    """The result in a file, which must be what it says and that of the cell the file is named by."""
+    """Read the result in a file, which must be that of the cell the file is named by."""
     try:
-        found = decode(Result, read_json(path), "result")
-        check_cell(found.cell)
-        _check_epochs(found)
+        result = decode(Result, read_json(path), "result")
+        check_cell(result.cell)
+        _check_epochs(result)
     except BROKEN as error:
         raise InputError("results", f"{os.fspath(path)} must hold the result of a cell ({excerpt(error)})") from error
-    if not Path(path).stem == found.digest == found.cell.digest:
-        raise InputError("results", f"{os.fspath(path)} must hold the result of the cell it is named by", f"that of {found.cell.digest}")
-    return found
+    if not Path(path).stem == result.digest == result.cell.digest:
+        raise InputError("results", f"{os.fspath(path)} must hold the result of the cell it is named by", f"that of {result.cell.digest}")
+    return result
 
 
 def _check_epochs(result: Result) -> None:
@@ -144,5 +144,5 @@ def _check_epochs(result: Result) -> None:
 
 def load(folder: str | os.PathLike[str]) -> list[Result]:
     """All results of a profile's folder (the one that holds `cells/`), in the order of dataset, network, scenario, method and seed."""
-    found = [read(path) for path in (Path(folder) / "cells").glob("*.json")]
-    return sorted(found, key=lambda result: (result.cell.label, result.digest))
+    results = [read(path) for path in (Path(folder) / "cells").glob("*.json")]
+    return sorted(results, key=lambda result: (result.cell.label, result.digest))

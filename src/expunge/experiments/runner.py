@@ -21,9 +21,9 @@ from expunge.experiments.results import Result, path_of, read
 from expunge.runtime.modes import one_thread
 from expunge.storage.codec import encode
 from expunge.storage.files import write_json
-from expunge.storage.locks import held
+from expunge.storage.locks import try_lock
 
-WAIT = 0.2  # seconds before looking again whether another runner is done
+WAIT = 0.2  # seconds before checking again whether another runner is done
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Place:
 
 
 def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
-    found = {spec.digest: spec for cell in cells for spec in (original(cell), retrained(cell))}
-    return [spec for spec in found.values() if not store.holds(spec)]
+    needed = {spec.digest: spec for cell in cells for spec in (original(cell), retrained(cell))}
+    return [spec for spec in needed.values() if not store.holds(spec)]
 
 
 def run(
@@ -109,13 +109,13 @@ class _Runner:
         return self.broken
 
     def _noted(self, task: Task) -> bool:
-        """Whether it is done; a result that another experiment asked for before is told that this one needs it too."""
+        """Whether it is done; in a result of another experiment, note that this one needs it too."""
         result = self.place.result(task.cell)
         if result is None or not self.place.done(task.cell):
             return False
         if {*task.experiments} - {*result.experiments}:
             path = path_of(self.place.folder, task.cell.digest)
-            with held(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
+            with try_lock(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
                 if free:
                     stored = read(path)
                     write_json(path, encode(replace(stored, experiments=tuple(sorted({*stored.experiments, *task.experiments})))))
@@ -140,20 +140,20 @@ class _Runner:
             if not self.wanted():
                 break
             needed = (original(task.cell), retrained(task.cell))
-            refused = next((self.untrained[spec.digest] for spec in needed if spec.digest in self.untrained), None)
-            if refused is None and not all(self.store.holds(spec) for spec in needed):
+            failure = next((self.untrained[spec.digest] for spec in needed if spec.digest in self.untrained), None)
+            if failure is None and not all(self.store.holds(spec) for spec in needed):
                 continue
-            with held(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
+            with try_lock(self.place.folder / "locks" / f"{task.cell.digest}.lock") as free:
                 if free and not self.place.done(task.cell):
-                    self._do(task, refused)
+                    self._do(task, failure)
                     progressed = True
         return progressed
 
-    def _do(self, task: Task, refused: Exception | None) -> None:
+    def _do(self, task: Task, failure: Exception | None) -> None:
         started = time.perf_counter()
         self.starting(task.cell.label)
         try:
-            result, network = self._result(task.cell, refused)
+            result, network = self._result(task.cell, failure)
         except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
             self.broken += 1
             self.pending.remove(task)
@@ -167,9 +167,9 @@ class _Runner:
         why = "" if result.error is None else f" ({result.error})"
         self.say(f"{task.cell.label}: {time.perf_counter() - started:.1f} s{why}")
 
-    def _result(self, cell: Cell, refused: Exception | None) -> tuple[Result, nn.Module | None]:
-        if refused is None:
+    def _result(self, cell: Cell, failure: Exception | None) -> tuple[Result, nn.Module | None]:
+        if failure is None:
             return perform(cell, self.store)
-        if not is_result(refused):
-            raise refused
-        return Result(cell, cell.digest, 0.0, **surroundings(self.place.device), error=reason(refused)), None
+        if not is_result(failure):
+            raise failure
+        return Result(cell, cell.digest, 0.0, **surroundings(self.place.device), error=reason(failure)), None

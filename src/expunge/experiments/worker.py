@@ -71,7 +71,7 @@ def run_work(work: Work, say: Callable[[str], None], starting: Callable[[str], N
 
 
 def _in_processes(work: Work, say: Callable[[str], None], starting: Callable[[str], None] | None) -> int:
-    """Several processes; where someone listens to what starts, all they print goes there, else straight to standard error."""
+    """Run in several processes. With `starting` all they print goes to `say` and `starting`, else straight to standard error."""
     content = encode(replace(work, jobs=1))
     path = write_json(Path(work.folder) / "asked" / f"{digest_of(content)}.json", content)
     command = [sys.executable, "-m", "expunge.experiments.worker", str(path), str(os.getpid())]
@@ -99,7 +99,7 @@ def _in_processes(work: Work, say: Callable[[str], None], starting: Callable[[st
         for listener in listeners:
             listener.join()
     for code in codes:
-        if code < 0:  # each tells the rest itself
+        if code < 0:  # a process that ends by itself has said why
             say(f"a process was ended by {signal.Signals(-code).name}; the same command does what is left")
     return sum(code != 0 for code in codes)
 
@@ -120,9 +120,9 @@ def _same_imports() -> dict[str, str]:
 
 @contextmanager
 def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started here do not hear Ctrl-C, which would end each with a traceback: they are ended by the one that started them.
+    """Processes started here ignore Ctrl-C, which would end each with a traceback: they are ended by the one that started them.
 
-    That one hears it, when all are started. The mask is what they inherit; it keeps the signal from this thread alone. Windows has none.
+    That one gets it, when all are started. The mask is what they inherit; it keeps the signal from this thread alone. Windows has none.
     """
     with uninterrupted():
         if not hasattr(signal, "pthread_sigmask"):
@@ -136,17 +136,17 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Of one file; workers are also told their parent's process, and whether it listens to what starts."""
-    path, *told = (sys.argv[1:] if arguments is None else arguments) or [""]
-    if not path or len(told) > 2 or not all(text == STARTING or text.isdecimal() for text in told):
-        raise InputError("cells", "must be one file, as `expunge bench run --cells` writes it", " ".join([path, *told]) or "none")
+    """Run the cells of one file; workers are also passed their parent's process id, and whether it shows what starts."""
+    path, *extra = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if not path or len(extra) > 2 or not all(text == STARTING or text.isdecimal() for text in extra):
+        raise InputError("cells", "must be one file, as `expunge bench run --cells` writes it", " ".join([path, *extra]) or "none")
     work = read_work(path)
 
     def say(line: str) -> None:
         print(on_one_line(line), file=sys.stderr, flush=True)
 
-    starting = (lambda label: say(STARTING + label)) if STARTING in told else None
-    run_work(work, say, starting, int(told[0]) if told else None)
+    starting = (lambda label: say(STARTING + label)) if STARTING in extra else None
+    run_work(work, say, starting, int(extra[0]) if extra else None)
     place = work.place
     return 0 if all(place.done(task.cell) for task in work.tasks) else 1
 

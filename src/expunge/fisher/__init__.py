@@ -1,4 +1,4 @@
-"""The exact diagonal of the Fisher information of any module, and sums of it."""
+"""Compute the exact diagonal of the Fisher information of any module, and add up its sums."""
 
 from expunge.fisher.engine import KINDS, diagonal
 from expunge.fisher.sums import FisherSums

@@ -1,4 +1,4 @@
-"""The released program's rule, which squares the gradient of a batch: kept to reproduce it, named as what it is."""
+"""Square the gradient of a batch, as the released program does: kept to reproduce it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch_squares(model: nn.Module, parameters: Mapping[str, nn.Parameter], batc
     with torch.enable_grad():
         logits = objective.logits(model, fresh(batch))
         if logits.dim() != 2 or logits.shape[1] < 2:
-            raise InputError("kind", "the batch rule needs logits of shape (N, K), K classes and not one", tuple(logits.shape))
+            raise InputError("kind", "the batch rule needs logits of shape (N, K) with K of at least 2", tuple(logits.shape))
         losses = -wide(logits).log_softmax(1).mean(0)
     chances = logits.detach().double().softmax(1).mean(0)
     squares = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}

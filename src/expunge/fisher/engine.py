@@ -1,4 +1,4 @@
-"""The exact diagonal of the Fisher information of any module."""
+"""Compute the exact diagonal of the Fisher information of any module."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from expunge.data.batches import Data, as_batches, batch_size, device_of, few, take, to_device
+from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
 from expunge.data.calling import out_of_memory
-from expunge.data.classes import check_classes
-from expunge.data.objective import Batch, Objective, check_objective, cross_entropy
+from expunge.data.classes import check_class_logits
+from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
-from expunge.fisher.samples import Squares, batched, fresh, looped
+from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_batch, check_model, check_module, check_names
-from expunge.runtime.cuda_graphs import Replays, Result
+from expunge.runtime.cuda_graphs import GraphedStep, Result
 from expunge.runtime.modes import hooked, in_mode, seeded, unchanged
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_whole
 
-Step = Callable[[tuple[Batch, Tensor]], Pass]  # of a batch and its noise
+Step = Callable[[tuple[Batch, Tensor]], Pass]  # takes a batch and its noise
 KINDS = ("empirical", "expected", "sampled", "batch")
-MOST_DRAWS = 10**6  # numbers a sample that are drawn at once
+MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
 
 def diagonal(
@@ -48,23 +48,26 @@ def diagonal(
     batch_size: int = 128,
     progress: bool | None = None,
 ) -> FisherSums:
-    """Σ_n (∂ log p(y_n|x_n, w) / ∂w)² for every parameter, one gradient a sample, the model in eval mode.
+    """Σ_n (∂ log p(y_n|x_n, w) / ∂w)² for every parameter, one gradient per sample, the model in eval mode.
 
     kind "empirical"  at the true labels (the paper's text, section "Masking with Fisher Information")
     kind "expected"   Σ_y p(y|x_n) (∂ log p(y|x_n))², exact over all labels, one forward pass shared
     kind "sampled"    an unbiased estimate of the expected one from `draws` backward passes, seeded, for many classes
     kind "batch"      Departure: the released program's rule. For each label the gradient of the batch-mean loss, squared, times the
-                      batch-mean probability, one term a batch. It changes with the batch size and is not a sum over samples.
+                      batch-mean probability, one term per batch. It changes with the batch size and is not a sum over samples.
 
-    The result does not depend on the batch size or on the order of the samples beyond rounding. `parameters` names those wanted
-    (default: all with requires_grad). `batch_size` cuts a dataset; a loader keeps its own batches. `progress` None: shown where standard
-    error is a terminal or a notebook runs. The model, its modes, flags, grads, hooks and the random state are left as they were.
+    Apart from rounding, the result does not depend on the batch size or on the order of the samples. `parameters`: the names of the
+    parameters to include (default: all with requires_grad). `batch_size` cuts a dataset; a loader keeps its own batches. `progress`: None
+    shows it where standard error is a terminal or a notebook runs. The model, its modes, flags, grads, hooks and the random state are
+    left as they were.
     """
     check_choice("kind", kind, KINDS)
-    check_whole("draws", draws, least=1, most=MOST_DRAWS)
+    check_whole("draws", draws, least=1, most=MAX_DRAWS)
     check_whole("seed", seed, least=0)
     objective = Objective() if objective is None else objective
     check_objective(objective)
+    if kind != "empirical":  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
+        check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
     wanted = _wanted(model, parameters)
     check_whole("batch_size", batch_size, least=1)
     data = as_batches(batches, batch_size=int(batch_size))
@@ -77,10 +80,7 @@ def diagonal(
         device = device_of(model)
         for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
             check_batch(batch, "batches", objective)
-            held = to_device(batch, device)
-            if kind != "empirical" and adder.count == 0:
-                _check_distribution(model, held, objective, kind)
-            adder.add(held)
+            adder.add(to_device(batch, device))
     return FisherSums(adder.totals(), adder.count, kind, digest)
 
 
@@ -89,35 +89,35 @@ class _Totals:
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
         self.model, self.parameters, self.objective = model, parameters, objective
-        self.held: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
         self.count = 0
 
     def commit(self, squares: Squares, count: int) -> None:
         for name, square in squares.items():
-            if name in self.held:
-                self.held[name].add_(square)
+            if name in self.sums:
+                self.sums[name].add_(square)
             else:
                 # In the memory order the squares come in (a convolution's may be permuted), so that adding runs along memory.
-                self.held[name] = square.detach().to(torch.float64, memory_format=torch.preserve_format, copy=True)
+                self.sums[name] = square.detach().to(torch.float64, memory_format=torch.preserve_format, copy=True)
         self.count += count
 
     def totals(self) -> dict[str, Tensor]:
-        for name, total in self.held.items():
+        for name, total in self.sums.items():
             if not torch.isfinite(total).all():
                 raise ModelError(
                     f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite, or they are beyond "
                     f"the range of {str(self.parameters[name].dtype).removeprefix('torch.')}"
                 )
-        none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.held}
+        none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.sums}
         # Squares formed by pairs of positions can come out below zero by a rounding error.
-        return {name: (none if name in none else self.held)[name].clamp_min_(0).contiguous() for name in self.parameters}
+        return {name: (none if name in none else self.sums)[name].clamp_min_(0).contiguous() for name in self.parameters}
 
 
 class _Batchwise(_Totals):
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
         super().__init__(model, parameters, objective)
         step = partial(batch_squares, model, parameters, objective=objective)
-        self.step = _replayed(step) if device_of(model).type == "cuda" and not hooked(model) else step
+        self.step = _graphed(step) if device_of(model).type == "cuda" and not hooked(model) else step
 
     def add(self, batch: Batch) -> None:
         self.commit(self.step(batch), 1)
@@ -132,9 +132,9 @@ class _Samplewise(_Totals):
         self.draws = draws if kind == "sampled" else 0
         self.generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
         self.plan: Plan | None = None
-        self.step: Step | None = None  # by the plan; it keeps memory from batch to batch
+        self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
-        self.most: int | None = None  # samples that fit into memory, once too many were tried
+        self.fitting: int | None = None  # how many samples fit into memory; known once more were tried
 
     def add(self, batch: Batch) -> None:
         noise = kinds.uniform_noise(self.generator, batch_size(batch), self.draws)
@@ -143,7 +143,7 @@ class _Samplewise(_Totals):
     def add_part(self, batch: Batch, noise: Tensor) -> None:
         """Add a batch, in halves where it does not fit into memory."""
         samples = batch_size(batch)
-        if self.most is None or samples <= self.most:
+        if self.fitting is None or samples <= self.fitting:
             try:
                 squares = self.squares(batch, noise)
             except RuntimeError as error:
@@ -152,7 +152,7 @@ class _Samplewise(_Totals):
             else:
                 return self.commit(squares, samples)
             # Outside the except block, which would keep the failed pass's tensors alive.
-            self.step, self.most = None, samples - samples // 2
+            self.step, self.fitting = None, samples - samples // 2
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
         for half in (slice(0, samples // 2), slice(samples // 2, None)):
@@ -160,30 +160,31 @@ class _Samplewise(_Totals):
 
     def squares(self, batch: Batch, noise: Tensor) -> Squares:
         if batch_size(batch) == 1:  # one sample is its own definition
-            found = self.by(Plan())((batch, noise))
-            return looped(self.model, list(self.parameters), batch, found.cotangents, self.objective)
+            result = self.by(Plan())((batch, noise))
+            return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)
         plan = self.plan
         if self.step is None:
             captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model))
-            self.step = _replayed(self.by(plan)) if captured else self.by(plan)
+            self.step = _graphed(self.by(plan)) if captured else self.by(plan)
         if self.logits is not None:
-            self.objective.check_batch(self.logits, batch)  # a replayed pass cannot
-        found = self.step((batch, noise))
-        self.logits = found.logits
-        if found.unexpected:
-            plan.revise(found.unexpected)
+            self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
+        result = self.step((batch, noise))
+        self.logits = result.logits
+        if result.unexpected:
+            plan.revise(result.unexpected)
             self.step = None
             return self.squares(batch, noise)
-        squares = dict(found.squares)
+        squares = dict(result.squares)
         for way, names in ((batched, plan.batched), (looped, plan.looped)):
             if names:
-                squares |= way(self.model, names, batch, found.cotangents, self.objective)
+                squares |= way(self.model, names, batch, result.cotangents, self.objective)
         return squares
 
     def by(self, plan: Plan) -> Step:
-        """A pass by the closed forms of this plan. It does not hold this object, which may hold it: its memory is freed at once then."""
+        """A pass by the closed forms of this plan. It has no reference to this object, so that there is no cycle and its memory is freed
+        at once."""
         return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, Scratch())
 
 
@@ -200,20 +201,20 @@ def _pass(
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):
-            raise InputError("objective", f"logits must have one row a sample, {batch_size(batch)}", tuple(logits.shape))
+            raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
         return cotangents(logits.detach(), objective.targets(batch), noise)
 
     return closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch)
 
 
-def _replayed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:
-    """The same, from the second batch of a shape on as a CUDA graph: launching kernels from Python takes longer than running them."""
-    return Replays(step, warm=1, lasting=False)
+def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:
+    """The same step, as a CUDA graph from the second batch of a shape on: launching kernels from Python takes longer than running them."""
+    return GraphedStep(step, warm=1, lasting=False)
 
 
 @contextmanager
 def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """The model in eval mode with gradients asked of these parameters alone; everything as it was afterwards, also when it raises."""
+    """Put the model in eval mode, with gradients for these parameters alone. Afterwards everything is as it was, also after an error."""
     states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
     chosen = {id(value) for value in parameters.values()}
     with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model):
@@ -230,29 +231,18 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
 
 def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
     check_module(model)
-    held, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    strange = [name for name, value in (held | buffers).items() if value.is_inference() or (name in held and value.is_complex())]
+    named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    strange = [name for name, value in (named | buffers).items() if value.is_inference() or (name in named and value.is_complex())]
     if strange:
         raise ModelError(f"parameters must be real, and not made under torch.inference_mode; found {strange[0]}")
     check_model(model)
     if names is None:
-        chosen = {name: value for name, value in held.items() if value.requires_grad}
+        chosen = {name: value for name, value in named.items() if value.requires_grad}
     else:
         asked = check_names("parameters", names)
-        if unknown := [name for name in asked if name not in held]:
+        if unknown := [name for name in asked if name not in named]:
             raise InputError("parameters", "must be names of the model's parameters", unknown[:4])
-        chosen = {name: held[name] for name in asked}
+        chosen = {name: named[name] for name in asked}
     if not chosen:
         raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
     return chosen
-
-
-def _check_distribution(model: nn.Module, batch: Batch, objective: Objective, kind: str) -> None:
-    """These kinds do not ask the losses, but take the softmax of the logits for the model's distribution."""
-    if objective.losses is cross_entropy:
-        return
-    held = fresh(few(batch))
-    with torch.no_grad():
-        logits = objective.logits(model, held)
-        if logits.dim() == 2 and logits.shape[1] > 1:  # others have no such distribution, whatever the losses
-            check_classes(objective, logits, objective.targets(held), f'the kind "{kind}" (unlike "empirical") needs')

@@ -1,9 +1,9 @@
-"""What to send back from the logits, so that squared per-sample gradients sum to the Fisher information asked for.
+"""Compute the cotangents of the logits whose squared per-sample gradients sum to each kind of Fisher information.
 
 A pass with cotangent c_n adds (J_nᵀ c_n)² for every sample n, J_n being the Jacobian of its logits. With z the logits and p = softmax(z):
 
 - empirical   c = ∂ℓ(z, y)/∂z at the true label y; for the log-loss p − e_y.
-- expected    one pass a label k with c = √p_k (p − e_k):  Σ_k p_k (∂ log p_k)², exactly.
+- expected    one pass per label k with c = √p_k (p − e_k):  Σ_k p_k (∂ log p_k)², exactly.
 - sampled     `draws` passes with k drawn from q_k ∝ p_k‖e_k − p‖² and c = √(p_k / (draws·q_k)) (p − e_k): the expected one in the mean.
               Plain draws from p return the top label, whose gradient is nearly zero, almost every time; q draws what carries the gradient.
               On trained networks q has the smallest error of three such estimators (benchmarks/sampled_error.py, docs/fisher.md).
@@ -21,7 +21,7 @@ from torch import Tensor
 from expunge.data.objective import Objective
 from expunge.errors import InputError
 
-Cotangents = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor a pass
+Cotangents = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor per pass
 
 
 def empirical(objective: Objective) -> Cotangents:
@@ -40,7 +40,7 @@ def expected(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]
 
 
 class _EachLabel(Sequence[Tensor]):
-    """√p_k (p − e_k) for each label k, made when it is asked for: all at once would be N·K² numbers."""
+    """√p_k (p − e_k) for each label k, computed when it is indexed: all at once would be N·K² numbers."""
 
     def __init__(self, probabilities: Tensor, dtype: torch.dtype) -> None:
         self.probabilities, self.dtype = probabilities, dtype
@@ -62,7 +62,7 @@ class _EachLabel(Sequence[Tensor]):
 
 
 def sampled(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
-    """`noise` holds one uniform number a sample and draw."""
+    """`noise` holds one uniform number per sample and draw."""
     probabilities = _probabilities(logits)
     sizes = (1 - 2 * probabilities + probabilities.square().sum(1, keepdim=True)).clamp_(min=0)  # ‖e_k − p‖²
     weights = probabilities * sizes
@@ -89,5 +89,5 @@ def _scored(probabilities: Tensor, labels: Tensor, scale: Tensor) -> Tensor:
 
 def _probabilities(logits: Tensor) -> Tensor:
     if logits.dim() != 2 or logits.shape[1] < 2:
-        raise InputError("kind", "the model's own distribution needs logits of shape (N, K), K classes and not one", tuple(logits.shape))
+        raise InputError("kind", "the model's own distribution needs logits of shape (N, K) with K of at least 2", tuple(logits.shape))
     return logits.detach().double().softmax(1)

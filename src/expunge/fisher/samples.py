@@ -1,4 +1,4 @@
-"""Per-sample gradients by the definition: for parameters without a closed form, and to check every closed form against."""
+"""Compute per-sample gradients by the definition: for parameters without a closed form, and to check every closed form against."""
 
 from __future__ import annotations
 
@@ -73,16 +73,16 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
     widest = max((value for value in chosen.values()), key=lambda value: value.element_size())
     for rows in chunks(batch_size(batch), max(1, size // 16), widest):  # vmap gains from many samples: a wider budget
         cut = slice(rows.start, rows.stop)
-        with torch.no_grad():  # for the parameters that are not asked for
-            found = vmap(one)(fresh(take(batch, cut)), stacked[cut])
-        for name, squares in found.items():
+        with torch.no_grad():  # for the parameters that are not chosen
+            per_sample = vmap(one)(fresh(take(batch, cut)), stacked[cut])
+        for name, squares in per_sample.items():
             totals[name].add_(squares.sum(0))
     return totals
 
 
 def _places(model: nn.Module) -> dict[str, list[str]]:
-    """Each parameter's name, and the names of all places that hold it. A module that has two names is one place: torch would put back its
-    parameters twice, the second time those that it had put in."""
+    """Each parameter's name, and the names of all places that hold it. A module with two names is one place: torch would restore its
+    parameters twice, the second time to the values it had put in."""
     names = {id(value): name for name, value in model.named_parameters()}
     places: dict[str, list[str]] = {name: [] for name in names.values()}
     for prefix, module in model.named_modules():
@@ -93,8 +93,8 @@ def _places(model: nn.Module) -> dict[str, list[str]]:
 
 
 def relative_errors(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """max |found − reference| / max |reference| of each pair; 0 where both vanish. A device is waited for once for all of them."""
-    parts = [part for found, reference in pairs for part in (found.detach() - reference.detach(), reference.detach())]
+    """max |value − reference| / max |reference| of each pair; 0 where both vanish. The device is synchronised once for all of them."""
+    parts = [part for value, reference in pairs for part in (value.detach() - reference.detach(), reference.detach())]
     largest = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]
     sizes = torch.stack([value.to(parts[0].device, torch.float64) for value in largest]).tolist() if largest else []
     return [

@@ -1,4 +1,4 @@
-"""FisherSums: named sums of squared gradients and how many samples they are of."""
+"""Add, subtract, save and load sums of squared gradients by parameter name."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class FisherSums:
     @staticmethod
     def merge(parts: Iterable[FisherSums]) -> FisherSums:
         """The sums of all parts together, as from several processes or machines."""
-        held = list(parts)
-        if not held:
+        all_sums = list(parts)
+        if not all_sums:
             raise InputError("parts", "must hold at least one FisherSums")
-        return reduce(FisherSums.__add__, held)
+        return reduce(FisherSums.__add__, all_sums)
 
     def all_reduce(self) -> FisherSums:
-        """The sums over all processes of the default group (each having seen its own share of the samples)."""
+        """The sums over all processes of the default group, each of which has computed its own share of the samples."""
         import torch.distributed as distributed
 
         if not (distributed.is_available() and distributed.is_initialized()):
@@ -100,7 +100,7 @@ class FisherSums:
         return replace(self, sums=sums, count=int(flat[-1].item()))
 
     def check_compatible(self, other: FisherSums) -> None:
-        """Refuse sums of other weights, another kind or other parameters."""
+        """Raise MismatchError for sums of other weights, another kind or other parameters."""
         if self.digest != other.digest:
             raise MismatchError(f"sums of different weights: {self.digest[:12]} and {other.digest[:12]}")
         if self.kind != other.kind:
@@ -121,7 +121,7 @@ class FisherSums:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> FisherSums:
-        """Sums from their file, on the CPU, refused unless they are whole and as they were written."""
+        """Read sums from their file, onto the CPU. A file that is incomplete or was changed raises an error."""
         sums, metadata = load_tensors(path, "fisher-sums")
         rule = "must carry a count, a kind and a digest"
         if missing := {"count", "fisher", "digest"} - set(metadata):

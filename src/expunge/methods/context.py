@@ -132,16 +132,14 @@ def needs_remain(remain: Data | None, why: str) -> None:
         raise InputError("remain", f"{why} needs the data to keep", "None")
 
 
-def class_shape(model: nn.Module, forget: Data, remain: Data, run: Run, why: str) -> torch.Size:
-    """The shape of some logits of the forget data. They must be of classes; remain data tell too, as forget data may be all alike."""
-    device, shapes = device_of(model), []
+def class_shape(model: nn.Module, forget: Data, run: Run, why: str) -> torch.Size:
+    """The shape of some logits of the forget data, which must be of classes."""
+    device = device_of(model)
     with seeded(0, device), in_mode(model, training=False), torch.no_grad():
-        for data, argument in ((forget, "forget"), (remain, "remain")):
-            batch = to_device(next(iter(run.batches(data, argument))), device)
-            logits = run.objective.logits(model, batch)
-            check_classes(run.objective, logits, run.objective.targets(batch), why)
-            shapes.append(logits.shape)
-    return shapes[0]
+        batch = to_device(next(iter(run.batches(forget, "forget"))), device)
+        logits = run.objective.logits(model, batch).shape
+    check_classes(run.objective, logits, why)
+    return logits
 
 
 def check_tuning(settings: Tuning | None, method: str = "") -> None:

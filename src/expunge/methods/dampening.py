@@ -107,7 +107,7 @@ def _labels(batches: Batches, argument: str, run: Run) -> Tensor | None:
     parts = []
     for batch in screened(batches, argument, run.objective):
         targets = run.objective.targets(batch)
-        if not isinstance(targets, Tensor) or targets.dim() != 1 or no_labels(run.logits, targets):
+        if not isinstance(targets, Tensor) or targets.dim() != 1 or no_labels(run.objective, run.logits, targets):
             return None
         parts.append(targets.detach().cpu())
     return torch.cat(parts)

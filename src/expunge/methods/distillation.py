@@ -48,7 +48,7 @@ class BadTeacher:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "BadTeacher")
-        class_shape(model, forget, remain, run, "BadTeacher needs")
+        class_shape(model, forget, run, "BadTeacher needs")
         good, bad = _teacher(model), _teacher(self._random(model))
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
@@ -107,7 +107,7 @@ class SCRUB:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SCRUB")
-        class_shape(model, forget, remain, run, "SCRUB needs")
+        class_shape(model, forget, run, "SCRUB needs")
         teacher = _teacher(model)
 
         def apart(student: Tensor, batch: Batch) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -157,7 +156,7 @@ class MaskClassifier:
             needs_remain(remain, "MaskClassifier with tuning")
         label = self.label
         if label is None:
-            label = _single_label((run.objective.targets(batch) for batch in run.batches(forget, "forget")), run.logits)
+            label = _single_label(forget, run)
         mask = heads.class_rows(model, run.head_of(model, forget), label)
         patch = run.edit(model, mask)
         run.train(model, remain, self.tuning, mask=mask)
@@ -174,10 +173,11 @@ def _allowed(model: nn.Module, forget: Data, run: Run, include_head: bool, which
     return masks.candidates(model, head, include_head, which)
 
 
-def _single_label(batches: Iterable[Tensor], logits: torch.Size | None) -> int:
+def _single_label(forget: Data, run: Run) -> int:
     found: list[Tensor] = []
-    for targets in batches:
-        if no_labels(logits, targets):
+    for batch in run.batches(forget, "forget"):
+        targets = run.objective.targets(batch)
+        if no_labels(run.objective, run.logits, targets):
             held = f"{targets.dtype} of shape {tuple(targets.shape)}"
             raise InputError("label", "must be given where the forget set holds no integer labels", held)
         found.append(targets.detach()[targets != IGNORED].cpu())

@@ -159,7 +159,7 @@ def _forgotten_labels(forget: Data, remain: Data, run: Run) -> tuple[int, ...]:
         found: set[int] = set()
         for batch in run.batches(data, argument):
             targets = run.objective.targets(batch)
-            if no_labels(run.logits, targets):
+            if no_labels(run.objective, run.logits, targets):
                 return set()
             found |= {*targets.detach().unique().tolist()}
         return found

@@ -61,7 +61,7 @@ def relabelled_apart(model: nn.Module, forget: Data, remain: Data, exclude_own: 
 def _labelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> tuple[Batches, Batches]:
     """Both sets with the labels to learn beside the batches, which stay as they are: whatever their form, the objective need not know."""
     few, many = (as_batches(data, name, tuning.batch_size) for data, name in ((forget, "forget"), (remain, "remain")))
-    shape = class_shape(model, forget, remain, run, "random labels need")
+    shape = class_shape(model, forget, run, "random labels need")
     generator = torch.Generator().manual_seed(tuning.seed)
 
     def draw(batch: Batch) -> Tensor:

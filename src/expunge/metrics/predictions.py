@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import Data, as_batches, device_of, to_device
 from expunge.data.labels import IGNORED, as_labels
-from expunge.data.objective import Objective, check_objective, cross_entropy
+from expunge.data.objective import Objective, check_objective
 from expunge.errors import InputError, naming
 from expunge.metrics.accuracy import check_numbers, check_targets
 from expunge.model.checks import check_module
@@ -113,7 +113,7 @@ def mean_loss(predictions: Predictions, objective: Objective = Objective()) -> f
     """The mean of the objective's loss a sample, in float64."""
     if len(predictions.logits) == 0:
         raise InputError("predictions", "must hold at least one sample")
-    if objective.losses is cross_entropy and predictions.logits.dim() < 2:
+    if objective.of_classes and predictions.logits.dim() < 2:
         raise InputError("logits", "must be (N, K) or (N, K, positions...) for this loss", f"shape {tuple(predictions.logits.shape)}")
     losses = objective.per_sample(predictions.logits.double(), predictions.targets)
     check_numbers("losses", int(losses.isnan().sum()), losses.numel())

@@ -1,1 +1,1 @@
-"""What is read off a model: its classifier, its channels, their activations; and what must hold of it."""
+"""Check a model, and find its classifier, its channels and their activations."""

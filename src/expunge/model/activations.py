@@ -1,4 +1,4 @@
-"""How strongly every channel answers to data: sums over samples of its mean activation."""
+"""Measure how strongly every channel responds to data: sums over samples of its mean activation."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from expunge.model.checks import check_module
 from expunge.runtime.modes import eager, in_mode, seeded, unchanged
 from expunge.runtime.progress import track
 
-# How many numbers are rectified at a time on the CPU: what fits a core's cache and what the allocator hands out again. A fresh tensor of
+# How many numbers are rectified at a time on the CPU: what fits a core's cache and what the allocator reuses. A fresh tensor of
 # the size of the layer's output would cost many times the reduction.
 PIECE = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)
 class Activations:
-    """Σ_i A_ij of each class (without classes: of all samples) by layer, float64 of shape (classes, channels); |class| and the batches."""
+    """Σ_i A_ij of each class by layer, and how many samples and batches were summed. Without classes there is one row, of all samples."""
 
-    sums: Mapping[str, Tensor]
-    counts: Tensor  # int64, of shape (classes,)
+    sums: Mapping[str, Tensor]  # by layer, float64 of shape (classes, channels)
+    counts: Tensor  # samples of each class, int64 of shape (classes,)
     batches: int
 
     def mean(self) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def measure(
 ) -> Activations:
     """Sum every channel's activation over the samples, in eval mode, in one forward pass.
 
-    A_ij = mean over positions of ReLU(BN(z_ij)), z_ij what the layer puts out in channel j for sample i; without a BatchNorm of its own,
+    A_ij = mean over positions of ReLU(BN(z_ij)), z_ij the output of the layer in channel j for sample i; without a BatchNorm of its own,
     or with `before_norm`, ReLU(z_ij). A layer that is called several times has the mean over its calls, one that a batch does not reach
     has 0. With `classes` samples are summed by their label. Positions are summed in the model's type and samples in float64, so the
     result does not depend on order or batch size.
@@ -69,18 +69,18 @@ def measure(
         unchanged(model),
         torch.no_grad(),
         eager(),
-        _heard(model, layers, before_norm) as heard,
+        _recorded(model, layers, before_norm) as calls,
     ):
         for batch in track(iter(data), "activations", total=data.known, enabled=progress):
-            held, samples = to_device(batch, device), batch_size(batch)
-            heard.clear()
-            objective.logits(model, held)
-            rows = torch.cat([_by_sample(heard.get(layer.name, []), samples, layer, device) for layer in layers], 1).double()
+            moved, samples = to_device(batch, device), batch_size(batch)
+            calls.clear()
+            objective.logits(model, moved)
+            rows = torch.cat([_by_sample(calls.get(layer.name, []), samples, layer, device) for layer in layers], 1).double()
             if wanted is None:
                 sums += rows.sum(0)
                 counts += samples
             else:
-                members = objective.targets(held) == wanted
+                members = objective.targets(moved) == wanted
                 sums += members.double() @ rows
                 counts += members.sum(1)
             read += 1
@@ -89,8 +89,8 @@ def measure(
 
 
 @contextmanager
-def _heard(model: nn.Module, layers: Sequence[Layer], before_norm: bool) -> Iterator[dict[str, list[Tensor]]]:
-    """Within the context, mean activations of shape (rows, channels) by layer, one tensor a call."""
+def _recorded(model: nn.Module, layers: Sequence[Layer], before_norm: bool) -> Iterator[dict[str, list[Tensor]]]:
+    """Within the context, mean activations of shape (rows, channels) by layer, one tensor per call."""
     calls: dict[str, list[Tensor]] = {}
 
     def listener(name: str, axis: int) -> Callable[[nn.Module, Any, Tensor], None]:
@@ -127,17 +127,17 @@ def _by_sample(calls: list[Tensor], samples: int, layer: Layer, device: torch.de
     if len(calls) == 1 and len(calls[0]) == samples:
         return calls[0]
     if any(len(rows) % samples for rows in calls):
-        raise ModelError(f"model: {layer.name} puts out {len(calls[0])} rows for {samples} samples; they cannot be told apart")
-    each = [rows.double().reshape(samples, -1, layer.channels).mean(1) for rows in calls]
-    return torch.stack(each).mean(0)
+        raise ModelError(f"model: {layer.name} puts out {len(calls[0])} rows for {samples} samples; must be a multiple of the samples")
+    means = [rows.double().reshape(samples, -1, layer.channels).mean(1) for rows in calls]
+    return torch.stack(means).mean(0)
 
 
 def labels(batches: Data, argument: str, objective: Objective = Objective()) -> list[int]:
     """The labels that occur, in rising order."""
-    found: list[Tensor] = []
+    distinct: list[Tensor] = []
     for batch in as_batches(batches, argument):
         targets = objective.targets(batch)
         if targets.is_floating_point() or targets.dim() != 1:
-            raise InputError(argument, "needs one integer label a sample", f"{targets.dtype} of shape {tuple(targets.shape)}")
-        found.append(targets.detach().unique().cpu())
-    return torch.cat(found).unique().tolist()
+            raise InputError(argument, "needs one integer label per sample", f"{targets.dtype} of shape {tuple(targets.shape)}")
+        distinct.append(targets.detach().unique().cpu())
+    return torch.cat(distinct).unique().tolist()

@@ -1,4 +1,4 @@
-"""Output channels: which layers produce them, and what belongs to each. Read off a forward pass, never off a list's order."""
+"""Find the layers that produce output channels, and what belongs to each channel, by following a forward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from expunge.runtime.modes import eager, in_mode, seeded, unchanged
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution or Linear by its module's name, how many channels (units) it puts out, and the BatchNorm they go to directly."""
+    """A convolution or Linear by its module's name, how many output channels (units) it has, and the BatchNorm they go to directly."""
 
     name: str
     channels: int
@@ -30,7 +30,7 @@ class Layer:
 def find(model: nn.Module, batch: Batch, objective: Objective = Objective(), head: Sequence[str] = ()) -> tuple[Layer, ...]:
     """The layers whose channels may be masked, in the model's order: those that two samples of `batch` go through.
 
-    A BatchNorm belongs to a layer where it is given the layer's output and nothing else: not a concatenation, a sum or a pooled
+    A BatchNorm belongs to a layer where its input is the layer's output and nothing else: not a concatenation, a sum or a pooled
     output, and not where it serves several layers. Left out: the `head`'s layers, and weights that are frozen or no parameter
     of the module itself (weight norm).
     """
@@ -42,21 +42,21 @@ def find(model: nn.Module, batch: Batch, objective: Objective = Objective(), hea
     head_parameters = {named[name] for name in head}
     flow = _follow(model, batch, objective)
     names = {module: name for name, module in model.named_modules()}
-    found = []
+    layers = []
     for module, name in names.items():
         weight = module._parameters.get("weight")
         if module in flow.called and weight is not None and weight.requires_grad and weight not in head_parameters:
             norm = flow.norm_of(module)
-            found.append(Layer(name, _channels(module), None if norm is None else names[norm]))
-    if not found:
+            layers.append(Layer(name, _channels(module), None if norm is None else names[norm]))
+    if not layers:
         raise ModelError("model: no convolution or Linear is left to mask: all are the classifier's, frozen or reparametrised")
-    return tuple(found)
+    return tuple(layers)
 
 
 def mask(model: nn.Module, layers: Iterable[Layer], chosen: Mapping[str, Tensor], with_norm: bool = False) -> dict[str, Tensor]:
     """What produces the chosen channels: rows of the weight and entries of the bias; `with_norm` adds those of BatchNorm's γ and β.
 
-    `chosen` maps a layer's name to one bool a channel. Frozen parameters are left out.
+    `chosen` maps a layer's name to one bool per channel. Frozen parameters are left out.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     parts: dict[str, Tensor] = {}
@@ -91,7 +91,7 @@ def cleared_statistics(model: nn.Module, layers: Iterable[Layer], chosen: Mappin
 
 @dataclass
 class _Flow:
-    """Who was called in a forward pass, and whose output each BatchNorm was given (None: no single layer's)."""
+    """Which layers a forward pass called, and whose output each BatchNorm took as its input (None: no single layer's)."""
 
     called: set[nn.Module] = field(default_factory=set)
     sources: dict[nn.Module, set[nn.Module | None]] = field(default_factory=dict)
@@ -105,16 +105,16 @@ class _Flow:
     def note_norm(self, norm: nn.Module, arguments: tuple[Tensor, ...], keywords: Mapping[str, Tensor], output: Tensor) -> None:
         self.sources.setdefault(norm, set()).add(self.source(arguments[0] if arguments else keywords["input"]))
 
-    def source(self, given: Tensor) -> nn.Module | None:
+    def source(self, inputs: Tensor) -> nn.Module | None:
         """The layer whose whole output this is, as it came out or with its dimensions moved or joined, channels still apart."""
-        address = given.untyped_storage().data_ptr()
+        address = inputs.untyped_storage().data_ptr()
         if address not in self.outputs:
             return None
         layer, output, version = self.outputs[address]
         axis = channel_axis(layer)
-        same_channels = given.shape[1] == output.shape[axis] and given.stride(1) == output.stride(axis)
+        same_channels = inputs.shape[1] == output.shape[axis] and inputs.stride(1) == output.stride(axis)
         untouched = output._version == version  # an in-place operation leaves the memory, not the values
-        return layer if untouched and same_channels and given.numel() == output.numel() else None
+        return layer if untouched and same_channels and inputs.numel() == output.numel() else None
 
     def norm_of(self, layer: nn.Module) -> nn.Module | None:
         norms = [norm for norm, sources in self.sources.items() if layer in sources]
@@ -148,7 +148,7 @@ def _channels(module: nn.Module) -> int:
 
 
 def _rows(module: nn.Module, chosen: Tensor) -> Tensor:
-    """One bool a channel as a mask of the weight that produces them."""
+    """One bool per channel as a mask of the weight that produces them."""
     weight = module._parameters["weight"]
     assert weight is not None
     if not isinstance(module, _ConvTransposeNd):

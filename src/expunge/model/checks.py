@@ -1,4 +1,4 @@
-"""What must hold of data and models before anything is changed."""
+"""Check data and models before anything is changed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from expunge.validate import shown
 
 
 def screened(batches: Batches, argument: str, objective: Objective, logits: torch.Size | None = None) -> Batches:
-    """The same batches, each looked at as it goes by, so that large data are not read a second time for it.
+    """The same batches, each checked as it is read, so that large data are not read a second time.
 
-    With the shape of a batch of `logits` labels are looked at too.
+    With the shape of a batch of `logits`, labels are checked too.
     """
 
     def read(seed: int | None) -> Iterator[Batch]:
@@ -36,7 +36,7 @@ def screened(batches: Batches, argument: str, objective: Objective, logits: torc
 
 
 def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
-    """Tensors with one sample or more, and finite numbers in them; an entry named a mask may hold infinities, which hide positions."""
+    """Tensors of one sample or more, with finite numbers; an entry whose name contains `mask` may hold infinities, which hide positions."""
     if objective.outputs is model_outputs:
         _check_entries(batch, argument)
     try:
@@ -71,7 +71,7 @@ def _kind(value: Any) -> str:
 
 
 def check_module(model: Any, argument: str = "model") -> None:
-    """A module whose weights are there: none that the first call would make, none without values."""
+    """A module whose weights have values: none that the first call would make (lazy), none on the meta device."""
     if isinstance(model, type):
         raise InputError(argument, f"must be a torch.nn.Module, built, as in {model.__name__}(...)", f"the class {model.__name__}")
     if not isinstance(model, nn.Module):
@@ -109,7 +109,7 @@ def check_names(argument: str, names: Any) -> tuple[str, ...]:
 
 
 def finite_tensors(model: nn.Module) -> list[str]:
-    """The names of the parameters and buffers that hold finite numbers; one wait for the device, however many there are."""
+    """The names of the parameters and buffers that hold finite numbers; one wait for the device, whatever their number."""
     named = [(name, tensor) for name, tensor in _tensors(model) if tensor.is_floating_point() or tensor.is_complex()]
     if not named:
         return []
@@ -129,7 +129,7 @@ def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _first_bad(tensor: Tensor, infinite: bool) -> float | None:
-    """The first number that is none; or an infinity, unless `infinite` allows it."""
+    """The first NaN; or the first infinity, unless `infinite` allows it."""
     if not tensor.is_floating_point():
         return None
     bad = torch.isnan(tensor) if infinite else ~torch.isfinite(tensor)

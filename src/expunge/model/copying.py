@@ -1,4 +1,4 @@
-"""A model's copy, which shares nothing with it and can be trained, whatever the original was left with."""
+"""Copy a model so that the copy shares nothing with it and can be trained, in whatever state the original is."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from expunge.runtime.nested import tensors
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy outside inference mode. Activations that modules keep, which have a graph, are copied without it."""
     with torch.inference_mode(False):
-        held = [tensor for module in model.modules() for tensor in tensors([vars(module), module._buffers])]
-        memo = {id(tensor): tensor.detach().clone() for tensor in held if tensor.grad_fn is not None}
+        kept = [tensor for module in model.modules() for tensor in tensors([vars(module), module._buffers])]
+        memo = {id(tensor): tensor.detach().clone() for tensor in kept if tensor.grad_fn is not None}
         try:
             return copy.deepcopy(model, memo)
         except (RuntimeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Which parameters are the classifier: read off the autograd graph, never guessed from a size or a name."""
+"""Find the classifier's parameters by walking the autograd graph, never guessing from a size or a name."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ ADDITIONS = frozenset("Add Sub Rsub".split())
 def find(model: nn.Module, batch: Batch, objective: Objective = Objective()) -> tuple[str, ...]:
     """The names of the classifier's parameters, in the model's order.
 
-    Walked back from the logits: the first contraction (matrix product, convolution) on each path, with a matrix of the model directly
-    in it. The head is these matrices and every parameter at or after them (bias, scale, temperature), and nothing before. Two samples
-    of `batch` go through the model in eval mode; frozen parameters are found too. A graph that does not say which matrix is the
+    From the logits the autograd graph is walked back to the first contraction (matrix product, convolution) on each path, which must have
+    a matrix of the model as a direct factor. The head is these matrices and every parameter at or after them (bias, scale, temperature).
+    Two samples of `batch` go through the model in eval mode; frozen parameters count too. A graph that does not show which matrix is the
     classifier's (weight norm, attention right before the logits, opaque operations) raises `ModelError`.
 
     Paper: "we do not mask parameters in the final classifier"; it does not say how to find it.
@@ -52,12 +52,12 @@ def find(model: nn.Module, batch: Batch, objective: Objective = Objective()) -> 
         logits = objective.logits(model, to_device(samples, device_of(model)))
         if logits.grad_fn is None:
             raise ModelError(f"the logits do not depend on any parameter through autograd; {ADVICE}")
-        found = _walk(logits.grad_fn, names)
-    return tuple(name for parameter, name in names.items() if parameter in found)
+        head = _walk(logits.grad_fn, names)
+    return tuple(name for parameter, name in names.items() if parameter in head)
 
 
 def named(model: nn.Module, head: Sequence[str] | str, argument: str = "head") -> tuple[str, ...]:
-    """The parameters that a user means by these names: parameters, or modules, which stand for all of theirs."""
+    """The parameters of these names; the name of a module stands for all its parameters."""
     names = check_names(argument, head)
     parameters, modules = dict(model.named_parameters(remove_duplicate=False)), dict(model.named_modules(remove_duplicate=False))
     listed: dict[str, None] = {}
@@ -76,11 +76,11 @@ def class_rows(model: nn.Module, names: Sequence[str], label: int) -> dict[str, 
     Row `label` of its matrices, output channel `label` of its convolutions, entry `label` of its vectors. Matrices
     are read as (K, ...), as `nn.Linear` and convolutions hold them; single numbers (a temperature) belong to no label.
     """
-    held = dict(model.named_parameters(remove_duplicate=False))
-    unknown = [name for name in names if name not in held]
+    by_name = dict(model.named_parameters(remove_duplicate=False))
+    unknown = [name for name in names if name not in by_name]
     if unknown or not names:
         raise InputError("names", "must be parameters of the model, at least one", unknown)
-    matrices = [held[name] for name in names if held[name].dim() >= 2]
+    matrices = [by_name[name] for name in names if by_name[name].dim() >= 2]
     if not matrices:
         raise ModelError(f"no matrix or convolution among the head's parameters {', '.join(names)}; {ADVICE}")
     classes = max(matrices, key=Tensor.numel).shape[0]
@@ -88,7 +88,7 @@ def class_rows(model: nn.Module, names: Sequence[str], label: int) -> dict[str, 
         raise InputError("label", f"must be in [0, {classes})", shown(label))
     rows = {}
     for name in names:
-        mask = torch.zeros_like(held[name], dtype=torch.bool, memory_format=torch.contiguous_format)
+        mask = torch.zeros_like(by_name[name], dtype=torch.bool, memory_format=torch.contiguous_format)
         owner = model.get_submodule(name.rpartition(".")[0])
         if mask.dim() and mask.shape[0] == classes and not isinstance(owner, nn.modules.conv._ConvTransposeNd):
             mask[int(label)] = True
@@ -101,7 +101,7 @@ def class_rows(model: nn.Module, names: Sequence[str], label: int) -> dict[str, 
 
 
 def _walk(root: Node, names: dict[nn.Parameter, str]) -> set[nn.Parameter]:
-    found: set[nn.Parameter] = set()
+    head: set[nn.Parameter] = set()
     matrix_seen = False
     pending, seen = [root], {root}
     while pending:
@@ -109,28 +109,28 @@ def _walk(root: Node, names: dict[nn.Parameter, str]) -> set[nn.Parameter]:
         operation = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
         inputs = [following for following, _ in node.next_functions]
         parameters = [_attached(following, names) for following in inputs]
-        held = [parameter for parameter in parameters if parameter is not None]
+        direct = [parameter for parameter in parameters if parameter is not None]
         if operation in CONTRACTIONS or operation.startswith("ScaledDotProduct"):
             factors = parameters[1:] if operation in WITH_ADDEND else parameters
             if not any(parameter is not None and parameter.dim() >= 2 for parameter in factors):
                 raise ModelError(f"the last {operation} before the logits has no matrix of the model directly in it; {ADVICE}")
             matrix_seen = True
-            found.update(held)
+            head.update(direct)
             continue
         # A checkpointed block hides its parameters from the graph: the layer before it would be taken for the head.
-        if isinstance(node, BackwardCFunction) and (held or operation.startswith("CheckpointFunction")):
+        if isinstance(node, BackwardCFunction) and (direct or operation.startswith("CheckpointFunction")):
             raise ModelError(f"what {operation}, an operation of the model's own, does with its parameters cannot be read; {ADVICE}")
-        for entering in held:
+        for entering in direct:
             if operation not in ADDITIONS and sum(size > 1 for size in entering.shape) > 1:
                 raise ModelError(f"{names[entering]} enters {operation} before the logits, which is no known layer; {ADVICE}")
-        found.update(held)
+        head.update(direct)
         for following, parameter in zip(inputs, parameters, strict=True):
             if following is not None and parameter is None and following not in seen:
                 seen.add(following)
                 pending.append(following)
     if not matrix_seen:
         raise ModelError(f"no matrix product or convolution with a parameter leads to the logits; {ADVICE}")
-    return found
+    return head
 
 
 def _attached(node: Node | None, names: dict[nn.Parameter, str]) -> nn.Parameter | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from expunge.experiments.cells import CHOSEN
-from expunge.experiments.comparison import Comparison
+from expunge.experiments.comparison import Plan
 from expunge.experiments.plans import CONTROL, Entry
 from expunge.experiments.results import DIVERGED, Result
 from expunge.experiments.runner import Place
@@ -37,13 +37,13 @@ EXPLAINED = {
 Results = Mapping[str, Result]
 
 
-def stored(plan: Comparison, place: Place) -> dict[str, Result]:
+def stored(plan: Plan, place: Place) -> dict[str, Result]:
     """What there is of a plan's results, by digest."""
     results = {entry.cell.digest: place.result(entry.cell) for entry in plan.entries}
     return {digest: result for digest, result in results.items() if result is not None}
 
 
-def show(plan: Comparison, results: Results) -> None:
+def show(plan: Plan, results: Results) -> None:
     """On standard output: tables, and notes below them."""
     first, *others = [
         replace(table, rows=tuple(map(_with_one_word, table.rows))) for table in tables(plan.experiment, plan.entries, results)
@@ -64,7 +64,7 @@ def _with_one_word(row: Row) -> Row:
     return replace(row, values=(first, *(replace(value, text="") for value in others)))
 
 
-def notes(plan: Comparison, results: Results) -> list[str]:
+def notes(plan: Plan, results: Results) -> list[str]:
     """What the columns are, what to expect of the reference, and what was chosen."""
     lines = [EXPLAINED[view] for view in plan.experiment.views] + [f"Retrain: {plan.scenario.reference}"]
     for entry in plan.entries:
@@ -89,12 +89,12 @@ def _choice(result: Result) -> str:
     return f"λ = {shown} and R = {'?' if ratio is None else ratio[1]}"
 
 
-def check_folder_of(plan: Comparison, out: str | os.PathLike[str], models: bool) -> None:
+def check_folder_of(plan: Plan, out: str | os.PathLike[str], models: bool) -> None:
     """Refuse to replace files that no run of this command has written."""
     check_owned("out", out, plan.experiment.name, [PAGE, *(_network(entry) for entry in plan.entries if models)])
 
 
-def save(place: Place, plan: Comparison, results: Results, settings: dict[str, Any], models: bool = False, finished: bool = True) -> None:
+def save(place: Place, plan: Plan, results: Results, settings: dict[str, Any], models: bool = False, finished: bool = True) -> None:
     """The page, with `models` one safetensors file per method, and last result.json, which names them; those of an earlier run go."""
     folder, command = place.folder, plan.experiment.name
     earlier = listed(folder, command)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from expunge.runtime.display import counted
 from expunge.vision.recipes import Recipe
 from expunge.vision.zoo import Point, Trained
 
@@ -17,7 +18,7 @@ Show = Callable[[Trained], None]
 
 def told(recipe: Recipe) -> str:
     """The recipe's numbers in one line."""
-    parts = [f"{recipe.epochs} epochs", f"batches of {recipe.batch_size}", f"rate {recipe.rate:g}"]
+    parts = [counted(recipe.epochs, "epoch"), f"batches of {recipe.batch_size}", f"rate {recipe.rate:g}"]
     if recipe.decays:
         parts.append(f"×0.1 after {' and '.join(f'{part * recipe.epochs:g}' for part in recipe.decays)}")
     if recipe.warmup:

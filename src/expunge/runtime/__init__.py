@@ -1,1 +1,1 @@
-"""What a computation borrows and gives back: modes, random numbers, threads, CUDA graphs, progress, what is shown, exit codes."""
+"""Manage what a computation runs with: modes, random numbers, threads, CUDA graphs, progress, display, exit codes."""

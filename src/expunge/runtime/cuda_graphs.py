@@ -1,4 +1,4 @@
-"""Steps on CUDA, captured once as a graph and replayed: launching a small network's kernels takes longer than running them."""
+"""Run a step as a CUDA graph, captured once: launching a small network's kernels one by one takes longer than running them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class _Captured(Generic[Result]):
     result: Result  # what it writes
 
 
-class Replays(Generic[Result]):
-    """Calls a step, or replays it, one graph for every form of batch (a tensor is one too).
+class GraphedStep(Generic[Result]):
+    """Calls a step eagerly at first, then as a CUDA graph: one graph for every form of batch (a tensor is one too).
 
-    What cannot be captured (a model that looks at values) stays eager, and so does what draws random numbers on the CPU: a graph would
-    repeat the first ones for ever. `warm` is the number of eager steps before the first capture; `lasting` says that there will be
-    thousands, which is worth a search for the fastest kernels.
+    What cannot be captured (a model whose control flow depends on values) stays eager, and so does what draws random numbers on the CPU:
+    a graph would repeat the first ones for ever. `warm`: the number of eager steps before the first capture. `lasting`: there will be
+    thousands of steps, which is worth a search for the fastest kernels.
     """
 
     def __init__(
@@ -49,38 +49,38 @@ class Replays(Generic[Result]):
 
     def __call__(self, batch: Batch) -> Result:
         with _current(tensors(batch)[0].device):
-            return self._made(batch)
+            return self._run(batch)
 
-    def _made(self, batch: Batch) -> Result:
+    def _run(self, batch: Batch) -> Result:
         form = _form(batch)
         known = form is not None and self._seen[form] and self._seen.total() >= self.warm
         if self._capturable and known and form not in self._captured and len(self._captured) < GRAPHS:
             self._capture(form, batch)
-        held = self._captured.get(form)
-        if held is None:
+        captured = self._captured.get(form)
+        if captured is None:
             self._seen[form] += 1
             with self._kernels():
                 return self.step(batch)
-        for kept, tensor in zip(tensors(held.batch), tensors(batch), strict=True):
-            kept.copy_(tensor)
-        held.graph.replay()
-        return held.result
+        for static, tensor in zip(tensors(captured.batch), tensors(batch), strict=True):
+            static.copy_(tensor)
+        captured.graph.replay()
+        return captured.result
 
     def _capture(self, form: object, batch: Batch) -> None:
-        held, graph, generators = each_tensor(batch, torch.clone), torch.cuda.CUDAGraph(), Generators.now()
+        static, graph, generators = each_tensor(batch, torch.clone), torch.cuda.CUDAGraph(), Generators.now()
         self.before_capture()
         torch.cuda.current_stream().synchronize()
         try:
             # Only this thread's mistakes break a capture: others may be at work on the same device.
             with self._kernels(), uncollected(), torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
-                result = self.step(held)
+                result = self.step(static)
         except Exception:
             torch.cuda.synchronize()
             self._capturable = False
         else:
             self._capturable = generators.same_as(Generators.now())
         if self._capturable:
-            self._captured[form] = _Captured(graph, held, result)
+            self._captured[form] = _Captured(graph, static, result)
         else:
             generators.restore()
 
@@ -98,7 +98,7 @@ def fastest_kernels() -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile: what it frees (an older graph, say) breaks a capture. To collect before would take a tenth of a
+    """Switch off garbage collection: what it frees (an older graph, say) breaks a capture. To collect before would take a tenth of a
     second and more."""
     enabled = gc.isenabled()
     gc.disable()
@@ -110,8 +110,8 @@ def uncollected() -> Iterator[None]:
 
 
 def _form(batch: Batch) -> Hashable | None:
-    """What a graph is tied to: the shapes and types of the tensors, and plain values as they are. None where something else, which may
-    change meanwhile, is in the batch."""
+    """What a graph depends on: the shapes and types of the tensors, and plain values as they are. None where the batch holds anything else,
+    which may change meanwhile."""
     if isinstance(batch, Tensor):
         return batch.shape, batch.dtype, batch.stride()
     if isinstance(batch, (Mapping, tuple, list)):

@@ -21,7 +21,7 @@ def text_table(title: str, rows: Rows) -> str:
 
 
 def html_table(title: str, rows: Rows) -> str:
-    """The same for a notebook; whatever the names hold is shown and not obeyed."""
+    """The same for a notebook; names are escaped."""
     cells = [
         "".join(f"<{tag}>{escape(shortened(cell))}</{tag}>" for tag, cell in zip(["th", *["td"] * len(row)], row, strict=False))
         for row in rows
@@ -29,10 +29,10 @@ def html_table(title: str, rows: Rows) -> str:
     return f"<table><caption>{escape(title)}</caption>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
-def shortened(name: str) -> str:
+def shortened(name: str, width: int = NAME) -> str:
     """On one line, in printable characters."""
     plain = name if name.isprintable() else ascii(name)
-    return plain if len(plain) <= NAME else f"{plain[: NAME - 1]}…"
+    return plain if len(plain) <= width else f"{plain[: width - 1]}…"
 
 
 def counted(number: int, one: str, several: str = "") -> str:
@@ -40,9 +40,9 @@ def counted(number: int, one: str, several: str = "") -> str:
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
-def first_rows(rows: Rows, most: int = 8) -> list[Sequence[str]]:
-    """A table's head and its first rows, and how many there are beside."""
-    shown = list(rows[: most + 1])
-    if len(rows) > most + 1:
-        shown.append([f"and {len(rows) - most - 1:,} more", *[""] * (len(rows[0]) - 1)])
+def first_rows(rows: Rows, limit: int = 8) -> list[Sequence[str]]:
+    """A table's header and its first rows, and how many more there are."""
+    shown = list(rows[: limit + 1])
+    if len(rows) > limit + 1:
+        shown.append([f"and {len(rows) - limit - 1:,} more", *[""] * (len(rows[0]) - 1)])
     return shown

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and one line for what went wrong."""
+"""End a command with an exit code, and one line for what went wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REFUSED, FAILED, STOPPED, UNREAD = 2, 1, 130, 141  # the last two as of a progra
 
 
 def ended(command: Callable[[], int | None], name: str = "expunge") -> int:
-    """Run a command; mistakes in what was asked, Ctrl-C and what the system refuses are a line on standard error, and no traceback.
+    """Run a command and return its exit code. A user's mistake, Ctrl-C or an OSError is one line on standard error, not a traceback.
 
     Characters that the terminal's encoding does not have are printed as question marks; where a stream is closed nothing is.
     """
@@ -25,13 +25,13 @@ def ended(command: Callable[[], int | None], name: str = "expunge") -> int:
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         code = command() or 0
-        sys.stdout.flush()  # here it can be told that it fails, not at the interpreter's end
+        sys.stdout.flush()  # a failure here can still be reported; at the interpreter's end it cannot
         return code
     except KeyboardInterrupt:
         exec("")  # where one has passed through an `exec`, as of a dataclass, CPython would end by the signal, unless another goes well
-        return _said(f"{name}: stopped", STOPPED)
+        return _print_error(f"{name}: stopped", STOPPED)
     except ExpungeError as error:
-        return _said(f"{name}: {error}", REFUSED)
+        return _print_error(f"{name}: {error}", REFUSED)
     except SystemExit:  # after --help, which may be long
         _discard_output()
         raise
@@ -40,14 +40,14 @@ def ended(command: Callable[[], int | None], name: str = "expunge") -> int:
         return UNREAD
     except OSError as error:
         _discard_output()
-        return _said(f"{name}: {told(error)}", FAILED)
+        return _print_error(f"{name}: {described(error)}", FAILED)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Ctrl-C within is raised at the end: an import that it cuts short may swallow it, and a process being started outlive us."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
-        yield  # where signals cannot be set, or Ctrl-C is not heard anyway
+        yield  # where signals cannot be set, or Ctrl-C is ignored anyway
         return
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
@@ -59,7 +59,7 @@ def uninterrupted() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
-def told(error: OSError) -> str:
+def described(error: OSError) -> str:
     """The file, where there is one, and what the system says."""
     reason = error.strerror or str(error) or type(error).__name__
     return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
@@ -70,7 +70,7 @@ def on_one_line(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def _said(line: str, code: int) -> int:
+def _print_error(line: str, code: int) -> int:
     with suppress(OSError):
         print(on_one_line(line), file=sys.stderr, flush=True)
     return code

@@ -1,4 +1,4 @@
-"""Train and eval mode, random numbers and threads, borrowed and given back: also after an exception; and the device to work on."""
+"""Set train or eval mode, random numbers and threads for a while and restore them, also after an exception; choose the device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from expunge.validate import check_seed
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """All of the model in train or eval mode; afterwards every module in its own again.
+    """Put the whole model in train or eval mode; afterwards every module is in its own mode again.
 
-    cuDNN gives recurrent layers a gradient in train mode alone, so on CUDA they stay in it for both, in eval mode without their dropout.
-    An autocast of the caller's keeps no casts meanwhile.
+    cuDNN computes gradients of recurrent layers in train mode alone, so on CUDA they stay in it, for eval mode with their dropout set to 0.
+    Meanwhile the caller's autocast caches no casts.
     """
     before = [(module, module.training) for module in model.modules()]
     recurrent = [(module, module.dropout) for module, _ in before if _recurrent(module) and _on_cuda(module) and not training]
@@ -40,8 +40,8 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Under the caller's autocast, casts of weights are not kept: the next pass would take them, whatever a step made of the weights, and
-    in older versions of torch one that needs a graph those made without (pytorch#158232)."""
+    """Switch off the cache of the caller's autocast. The next pass would take its casts though a step has changed the weights; in older
+    versions of torch a pass that needs a graph would take casts made without one (pytorch#158232)."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -52,7 +52,7 @@ def uncached() -> Iterator[None]:
 
 
 def _recurrent(module: nn.Module) -> TypeGuard[nn.RNNBase]:
-    """One of torch's own: a forward pass of somebody else's may drop more, where it is told to train."""
+    """One of torch's own: the forward pass of another class may drop more in train mode."""
     return getattr(type(module), "forward", None) in (nn.RNN.forward, nn.LSTM.forward, nn.GRU.forward)
 
 
@@ -61,9 +61,9 @@ def _on_cuda(module: nn.Module) -> bool:
 
 
 def hooked(model: nn.Module) -> bool:
-    """Whether hooks of somebody's are to be called at every pass, as a replayed graph would not.
+    """Whether the model has hooks that must be called at every pass, which a CUDA graph does not do.
 
-    Torch's own (pruning, spectral norm) compute with tensors alone, which a graph does as well.
+    Torch's own (pruning, spectral norm) compute with tensors alone, which a CUDA graph does as well.
     """
     places = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     hooks = (hook for module in model.modules() for place in places for hook in getattr(module, place).values())
@@ -76,11 +76,11 @@ def _of_torch(hook: Any) -> bool:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Buffers that a forward pass may change (counters), and tables that it may renormalise, are put back."""
+    """Restore buffers that a forward pass may change (counters), and embedding tables that it may renormalise."""
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
     tables = [module.weight for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm]
-    held = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
-    copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in held]
+    changing = [*(tensor for _, named in buffers for tensor in named.values() if tensor is not None), *tables]
+    copies = [(tensor, tensor._version, tensor.detach().clone()) for tensor in changing]
     try:
         yield
     finally:
@@ -94,15 +94,15 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Random numbers of torch (the CPU's and the device's), numpy and Python from `seed`; afterwards as if none had been drawn."""
+    """Seed torch (the CPU and the device), numpy and Python; afterwards their generators are as if nothing had been drawn."""
     devices, seed = [device] if device.type == "cuda" else [], int(seed)
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     with torch.random.fork_rng(devices):
         try:
             # Not torch.manual_seed: it would also reseed devices that are not ours to restore.
             torch.default_generator.manual_seed(seed)
-            for each in devices:
-                with torch.cuda.device(each):
+            for place in devices:
+                with torch.cuda.device(place):
                     torch.cuda.manual_seed(seed)
             random.seed(seed)
             numpy.random.seed(seed % 2**32)
@@ -113,13 +113,13 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def generator(seed: int, argument: str = "seed") -> torch.Generator:
-    """Random numbers of their own, by a seed that is looked at."""
+    """A generator of its own, from a seed that is checked."""
     check_seed(argument, seed)
     return torch.Generator().manual_seed(int(seed))
 
 
 def check_seeds(argument: str, *seeds: int) -> None:
-    """Whether torch takes them, and all that follow in a training's epochs."""
+    """Raise InputError for seeds that torch does not take."""
     for seed in seeds:
         if not -(2**63) <= seed < 2**63:
             raise InputError(argument, "must be in [-2^63, 2^63)", seed)
@@ -148,7 +148,7 @@ class Generators(NamedTuple):
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """torch.compile's results as the models they were made from: compiled ones do not call hooks registered later."""
+    """Run compiled models uncompiled: what torch.compile returns does not call hooks registered later."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes seconds
         yield
         return
@@ -158,7 +158,7 @@ def eager() -> Iterator[None]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch on a single CPU thread: as fast for small networks, the same result on any number of cores, and no waiting on a busy one."""
+    """Run torch on one CPU thread: as fast for small networks, the same result on any number of cores, and no waiting on a busy one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -168,7 +168,7 @@ def one_thread() -> Iterator[None]:
 
 
 def device_named(name: str | None) -> torch.device:
-    """A device that is there; None: the GPU if there is one."""
+    """The device of this name, if it is available; None: the GPU if there is one."""
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=device)

@@ -24,9 +24,9 @@ def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return batch
 
 
-def tensors(held: Any) -> list[Tensor]:
+def tensors(nested: Any) -> list[Tensor]:
     """Every tensor of a batch, or of whatever else is nested like one."""
-    return [leaf for leaf in leaves(held) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves(nested) if isinstance(leaf, Tensor)]
 
 
 def each_place(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]], Tensor]) -> Batch:
@@ -45,7 +45,7 @@ def each_place(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]], Te
 
 
 def leaves(entry: Any) -> Iterator[Any]:
-    """What an entry holds, however nested; names and missing values, which tell nothing, left out."""
+    """What an entry holds, however nested; strings and missing values are left out."""
     if isinstance(entry, (Mapping, tuple, list)):
         for part in entry.values() if isinstance(entry, Mapping) else entry:
             yield from leaves(part)

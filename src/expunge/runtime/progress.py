@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a count in a notebook; elsewhere nothing, or one line at the end where asked for."""
+"""Show the progress of long work: a bar on a terminal, a count in a notebook; elsewhere nothing, or one line at the end if enabled."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import time
 from collections.abc import Generator, Iterable, Sized
 from typing import TypeVar
 
+from expunge.runtime.display import counted
 from expunge.validate import check_flag
 
 Item = TypeVar("Item")
 
 
 def is_shown(progress: bool | None) -> bool:
-    """What the caller says; None: where a person looks on, that is where standard error is a terminal or a notebook runs."""
+    """The caller's choice; None: shown where standard error is a terminal or a notebook runs."""
     if progress is not None:
         check_flag("progress", progress)
         return bool(progress)
@@ -21,7 +22,7 @@ def is_shown(progress: bool | None) -> bool:
 
 
 def _on_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()  # None under pythonw, where nobody looks on
+    return sys.stderr is not None and sys.stderr.isatty()  # None under pythonw, which has no terminal
 
 
 def _in_notebook() -> bool:
@@ -29,6 +30,12 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else getattr(ipython, "get_ipython", lambda: None)()
     return shell is not None and hasattr(shell, "kernel")
+
+
+def announce(text: str, enabled: bool) -> None:
+    """Say on a line of its own what begins now."""
+    if enabled:
+        print(text, file=sys.stderr, flush=True)
 
 
 def track(iterable: Iterable[Item], description: str, total: int | None = None, enabled: bool = False) -> Generator[Item, None, None]:
@@ -79,4 +86,4 @@ def _summed_up(iterable: Iterable[Item], description: str) -> Generator[Item, No
     count = 0
     for count, item in enumerate(iterable, start=1):  # noqa: B007 (count is printed at the end)
         yield item
-    print(f"{description}: {count} steps, {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
+    print(f"{description}: {counted(count, 'step')}, {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)

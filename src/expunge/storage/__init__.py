@@ -1,1 +1,1 @@
-"""Tensors and files on disk: safetensors and JSON, written whole or not at all, read within limits, locked while in use."""
+"""Keep tensors and JSON on disk: written whole or not at all, read within limits, locked while in use."""

@@ -43,7 +43,7 @@ def encode(value: Any) -> Any:
 def decode(kind: Any, content: Any, name: str = "content") -> Any:
     """The value of a type, as annotations have it, that JSON content stands for; a TypeError names the part that is not of its type.
 
-    A field that is missing has its default; a name that is no field is refused.
+    A field that is missing has its default; a name that is no field raises.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if kind is Any:

@@ -62,10 +62,10 @@ def excerpt(value: object, length: int = 160) -> str:
     return text if len(text) <= length else f"{text[:length]}…"
 
 
-def named_number(text: str, largest: int, least: int = 0) -> int:
+def named_number(text: str, largest: int, smallest: int = 0) -> int:
     """A whole number that metadata hold as text."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS and least <= int(text) <= largest):
-        raise ValueError(f"must be a whole number from {least} to {largest}; found {excerpt(text)}")
+    if not (text.isascii() and text.isdecimal() and len(text) <= DIGITS and smallest <= int(text) <= largest):
+        raise ValueError(f"must be a whole number from {smallest} to {largest}; found {excerpt(text)}")
     return int(text)
 
 
@@ -102,6 +102,6 @@ def _check(value: Any) -> None:
             part.encode()  # an error of a ValueError's kind for half a character
         elif isinstance(part, dict):
             parts += [(name, depth) for name in part]
-            parts += [(each, depth + 1) for each in part.values()]
+            parts += [(inner, depth + 1) for inner in part.values()]
         elif isinstance(part, list):
-            parts += [(each, depth + 1) for each in part]
+            parts += [(inner, depth + 1) for inner in part]

@@ -27,9 +27,9 @@ def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
     while not os.path.lexists(nearest):
         nearest = nearest.parent
     if not nearest.is_dir():
-        raise InputError(argument, f"must be a folder, and {nearest} is none", os.fspath(path))
+        raise InputError(argument, f"must be a folder, and {nearest} is not one", os.fspath(path))
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(argument, f"must be a folder that can be written, and {nearest} cannot", os.fspath(path))
+        raise InputError(argument, f"must be a folder that is writable, and {nearest} is not", os.fspath(path))
 
 
 def check_file(argument: str, path: str | os.PathLike[str]) -> None:
@@ -43,7 +43,7 @@ def check_file(argument: str, path: str | os.PathLike[str]) -> None:
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:
     """Write a file atomically: it holds the whole content or, after a crash or a full disk, what it held before.
 
-    A link stays, the file it leads to is written. A device, a pipe or a folder is refused: to replace it would destroy it.
+    A link stays, the file it leads to is written. A device, a pipe or a folder raises InputError: to replace it would destroy it.
     """
     return write_pieces(path, [content])
 
@@ -99,6 +99,6 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> Path:
-    """Text that is not Unicode, as a file's name may be, gets question marks: `documents.parse_json` would refuse it."""
+    """Text that is not Unicode, as a file's name may be, gets question marks: `documents.parse_json` would not read it."""
     content = json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
     return write_bytes(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())

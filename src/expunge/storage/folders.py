@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,17 @@ from typing import Any
 from expunge.errors import InputError
 from expunge.storage.documents import read_json
 from expunge.storage.files import check_folder
-from expunge.storage.locks import held_and_removed
+from expunge.storage.locks import try_lock_and_remove
 
 RESULT = "result.json"
 LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}  # what file managers leave wherever they look
 
 
 def signature(command: str, files: Iterable[str]) -> dict[str, Any]:
-    """What result.json tells of its folder: the command, and the files it wrote. Those may be replaced by its next run."""
+    """What result.json tells of its folder: the command, and the files it wrote. Those may be replaced by its next run.
+
+    A name that ends with a slash is a folder, which has a result.json of its own.
+    """
     return {"command": command, "files": sorted({RESULT, *files})}
 
 
@@ -104,10 +107,15 @@ class Reserved:
         """From `finished` into the folder; begun again after a kill it ends the same."""
         replaced, added = listed(self.folder, self.command), listed(self.finished, self.command)
         for name in added - {RESULT}:
-            with suppress(FileNotFoundError):  # moved before the kill
+            if (self.finished / name).exists():  # not moved before the kill
+                if name.endswith("/"):
+                    remove(self.folder / name)  # a folder cannot be renamed onto another
                 os.replace(self.finished / name, self.folder / name)
         for name in replaced - added:
-            (self.folder / name).unlink(missing_ok=True)
+            if name.endswith("/"):
+                remove(self.folder / name)
+            else:
+                (self.folder / name).unlink(missing_ok=True)
         os.replace(self.finished / RESULT, self.folder / RESULT)
 
     def recover(self) -> None:
@@ -120,7 +128,7 @@ class Reserved:
             remove(left)
 
     def check(self) -> None:
-        """Refuse a folder that holds anything but an earlier result of the same command."""
+        """Raise InputError for a folder that holds anything but an earlier result of the same command."""
         for path in (self.new, self.earlier, self.finished):
             if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink()):
                 raise InputError(self.argument, f"needs the name {path} for a folder of its own: move what is there", os.fspath(self.shown))
@@ -137,7 +145,7 @@ def reserved(argument: str, out: str | os.PathLike[str], command: str) -> Iterat
     folder = Path(os.path.realpath(out))
     place = Reserved(argument, Path(out), folder, command, is_movable(folder), _is_replaceable(folder))
     place.lock.parent.mkdir(parents=True, exist_ok=True)
-    with held_and_removed(place.lock) as free:
+    with try_lock_and_remove(place.lock) as free:
         if not free:
             raise InputError(argument, "must not be in use: another command is writing there", os.fspath(out))
         if place.beside:  # another working directory may have made the other choice
@@ -161,29 +169,31 @@ def _is_replaceable(folder: Path) -> bool:
     return not folder.exists() or os.access(folder.parent, os.W_OK | os.X_OK)
 
 
-def strangers(folder: Path, command: str, own: Iterable[str] = ()) -> Iterator[str]:
-    """Names in the folder that are in no result of the command."""
+def strangers(folder: Path, command: str | None, own: Iterable[str] = ()) -> Iterator[str]:
+    """Names in the folder that are in no result of the command; None: of any."""
     if not folder.exists():
         return
     known = {*listed(folder, command), *own, *LITTER}
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name not in known or (entry.is_dir() and entry.name not in own):
+        if f"{entry.name}/" in known and entry.is_dir(follow_symlinks=False):
+            yield from (f"{entry.name}/{name}" for name in strangers(Path(entry.path), None))
+        elif entry.name not in known or (entry.is_dir() and entry.name not in own):
             yield entry.name
 
 
-def listed(folder: Path, command: str) -> set[str]:
+def listed(folder: Path, command: str | None) -> set[str]:
     """The files that a command's result.json says it wrote; none where it is another's, or not ours at all."""
     try:
         content = read_json(folder / RESULT)
-        if content["command"] != command:
+        if command not in (None, content["command"]):
             return set()
-        return {name for name in content["files"] if isinstance(name, str) and Path(name).name == name}
+        return {name for name in content["files"] if isinstance(name, str) and Path(name).name == name.removesuffix("/")}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
 
 
 def check_owned(argument: str, out: str | os.PathLike[str], command: str, names: Iterable[str]) -> None:
-    """Refuse a folder where a file that the command would write is there, and is not of an earlier run of it."""
+    """Raise InputError where a file that the command would write exists and is not of an earlier run of it."""
     folder = Path(out)
     owned = listed(folder, command)
     if (stranger := next((name for name in (RESULT, *names) if os.path.lexists(folder / name) and name not in owned), None)) is not None:
@@ -192,6 +202,6 @@ def check_owned(argument: str, out: str | os.PathLike[str], command: str, names:
 
 
 def remove(folder: Path) -> None:
-    """A folder of our own and all in it, if it is there."""
+    """Remove a folder of our own and all in it, if it exists."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)

@@ -18,8 +18,8 @@ OPEN_FILES_STAY = os.name == "nt"  # Windows neither removes nor renames a file 
 
 
 def lock(file: IO[bytes]) -> bool:
-    """Take the lock of an open file, until it is closed; False where another process holds it."""
-    from filelock import lock_descriptor  # not above: it hooks into every fork, which is no business of who only imports us
+    """Take the lock of an open file, until it is closed; False where another process has it."""
+    from filelock import lock_descriptor  # not above: it hooks into every fork, which code that only imports us should not pay for
 
     return lock_descriptor(file.fileno(), blocking=False)
 
@@ -30,8 +30,8 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[bool]:
-    """True while this process alone holds the lock, False where another does; the empty file stays.
+def try_lock(path: Path) -> Iterator[bool]:
+    """Try to lock this path: True while this process alone has the lock, False where another has it. The empty file stays.
 
     Removing it is a race where machines share the folder: one may still see the file that another has just removed.
     """
@@ -41,8 +41,8 @@ def held(path: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def held_and_removed(path: Path) -> Iterator[bool]:
-    """As `held`, and the file is removed at the end; one that a killed process left is taken over."""
+def try_lock_and_remove(path: Path) -> Iterator[bool]:
+    """As `try_lock`, and the file is removed at the end. One that a killed process left is taken over."""
     while True:
         with _opened(path) as file:
             if not lock(file):
@@ -59,8 +59,8 @@ def held_and_removed(path: Path) -> Iterator[bool]:
 def remove_open(file: IO[bytes], path: Path) -> None:
     """Remove a file that we have open and locked.
 
-    It is removed while we hold the lock, so whoever locks it next sees by `is_at` that it is gone. Where `OPEN_FILES_STAY` it is closed
-    before; if another process has opened it since, it stays, and is that one's to remove.
+    It is removed while we hold the lock, so the next process that locks it sees by `is_at` that it is gone. Where `OPEN_FILES_STAY` it is
+    closed before; if another process has opened it since, it stays, and is that one's to remove.
     """
     if not OPEN_FILES_STAY:
         path.unlink(missing_ok=True)
@@ -78,11 +78,11 @@ def is_at(file: IO[bytes], path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
-def held_alone(argument: str, folder: str | os.PathLike[str], names: Iterable[str]) -> Iterator[None]:
-    """The locks of several trainings in a folder, refused where another process trains one of these names there."""
+def lock_all(argument: str, folder: str | os.PathLike[str], names: Iterable[str]) -> Iterator[None]:
+    """Lock several trainings in a folder. Raises InputError where another process trains one of these names there."""
     with ExitStack() as stack:
         for name in names:
-            if not stack.enter_context(held(Path(folder) / "locks" / f"{name}.lock")):
+            if not stack.enter_context(try_lock(Path(folder) / "locks" / f"{name}.lock")):
                 rule = "must not be in use: another training of this name is running there"
                 raise InputError(argument, rule, f"{os.fspath(folder)}/{name}")
         yield

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors + JSON, written whole or not at all, keyed by the digest of the weights they belong to."""
+"""Save and load tensors as safetensors, written whole or not at all, with the digest of the weights they belong to."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], me
     """A safetensors file; metadata are strings, and a digest of it all goes with them. The same content gives the same bytes."""
     from safetensors.torch import save
 
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return write_pieces(path, _in_order(save(held, metadata=dict(metadata) | {"content": content_digest(held, metadata)})))
+    saved = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return write_pieces(path, _in_order(save(saved, metadata=dict(metadata) | {"content": content_digest(saved, metadata)})))
 
 
 def _in_order(content: bytes) -> tuple[bytes, memoryview]:
@@ -88,7 +88,7 @@ def _update(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
 
 
 def add_bytes(digest: hashlib._Hash, tensor: Tensor) -> None:
-    """Of a tensor on any device, in the order of its indices."""
+    """Add the bytes of a tensor on any device, in the order of its indices."""
     flat = tensor.detach().contiguous().cpu().reshape(-1)
     if flat.numel():
         digest.update(flat.view(torch.uint8).numpy().data)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
-from expunge.data.objective import Objective, cross_entropy
+from expunge.data.objective import Objective
 from expunge.errors import DivergedError
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
@@ -23,7 +23,7 @@ class Explosion:
     """Judges the losses of the steps, an epoch at a time (several where they have fewer than 20 steps).
 
     Exploded: median of the steps > 100 · max(loss of the first step, loss of a uniform guess). A network that an edit broke begins with a
-    high loss, so it is not hit; nor is a spike that passes. Only the cross-entropy is judged: a method's own loss may rise on purpose, and
+    high loss, so it is not hit; nor is a spike that passes. Only losses of classes are judged: a method's own loss may rise on purpose, and
     of another nobody knows what a guess gives.
     """
 
@@ -35,7 +35,7 @@ class Explosion:
 
     def begin(self, loss: Tensor, logits: torch.Size) -> None:
         """Note the loss of the first step, on the device: reading it would make a GPU wait."""
-        if self.reference is None and self.objective.losses is cross_entropy:
+        if self.reference is None and self.objective.of_classes:
             _, classes, *positions = logits
             self.reference = loss.detach().clamp(min=math.log(classes) * math.prod(positions))
 

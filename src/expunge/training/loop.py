@@ -21,7 +21,7 @@ from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened
-from expunge.runtime.cuda_graphs import Replays
+from expunge.runtime.cuda_graphs import GraphedStep as Replays
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track

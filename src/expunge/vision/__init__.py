@@ -1,1 +1,1 @@
-"""Networks, data and scenarios for images."""
+"""Build networks, data and scenarios for images."""

@@ -1,4 +1,4 @@
-"""Random flips and padded crops of whole batches, on the device they are on."""
+"""Flip and crop whole batches of images at random, on the device they are on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Augmentation:
     """Pad by `padding` pixels of 0, crop the old size anywhere, mirror every second image (He et al. 2016, arXiv:1512.03385, section 4.2).
 
     Best on the bytes, before they are normalised: there 0 is black. Nothing waits for the device and shapes are fixed, so `apply` can be
-    captured in a CUDA graph, with `draw` into the same tensors before every replay; `draw` too, without a generator of one's own.
+    captured in a CUDA graph, with `draw` into the same tensors before every launch; `draw` too, without a generator of one's own.
     """
 
     padding: int = 4
@@ -39,7 +39,7 @@ class Augmentation:
         return self.apply(images, self.draw(len(images), images.device, generator))
 
     def draw(self, count: int, device: torch.device, generator: torch.Generator | None = None) -> Draws:
-        """By a generator of this device, else by torch's own for it."""
+        """Draw for `count` images, by a generator of this device, else by torch's own for it."""
         places = 2 * self.padding + 1
         down, right = torch.randint(0, places, (2, count), generator=generator, device=device)
         mirrored = torch.randint(0, 2 if self.flip else 1, (count,), generator=generator, device=device)
@@ -52,6 +52,6 @@ class Augmentation:
         rows = draws.down.view(-1, 1) + torch.arange(height, device=images.device)
         along = torch.arange(width, device=images.device)
         columns = draws.right.view(-1, 1) + torch.where(draws.mirrored.view(-1, 1), width - 1 - along, along)
-        each = torch.arange(count, device=images.device).view(-1, 1, 1)
+        image = torch.arange(count, device=images.device).view(-1, 1, 1)
         # Indices around a slice put the channels last.
-        return padded[each, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2).contiguous()
+        return padded[image, :, rows.unsqueeze(2), columns.unsqueeze(1)].permute(0, 3, 1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""The small network of the digits: seconds to train on a CPU, for demonstrations, documents and tests."""
+"""Build and train the small network of the digits: seconds on a CPU, for demonstrations, documents and tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def recipe(epochs: int, seed: int = 0) -> Tuning:
 
 
 def trained(images: Images, epochs: int, seed: int = 0, progress: bool = False) -> nn.Module:
-    """A network that knows these digits."""
+    """A network trained on these digits."""
     with seeded(seed, torch.device("cpu")):
         model = network()
     train(model, images, recipe(epochs, seed), progress=progress)

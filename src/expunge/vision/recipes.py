@@ -1,4 +1,4 @@
-"""How the paper trains on each dataset (section Hyperparameters, appendix Experiment Settings), as data; every number can be changed.
+"""Define how the paper trains on each dataset (section Hyperparameters, appendix Experiment Settings); every number can be changed.
 
 Departures: the text gives no weight decay; 1e-4 is the released program's. For MNIST the text says a rate of 0.01, its table 0.1: the
 text's is the default, `MNIST_BY_TABLE` the other. The release trains Tiny-ImageNet at 32×32 and masks 0.04 there. It fine-tunes it at
@@ -37,7 +37,7 @@ class Recipe:
         return Steps(self.rate, self.epochs, tuple(part * self.epochs for part in self.decays), warmup=self.warmup * self.epochs)
 
     def tuning(self, seed: int = 0, precision: Precision = "float32") -> Tuning:
-        """The training itself."""
+        """The settings of the training itself."""
         return Tuning(self.schedule, self.batch_size, self.momentum, self.weight_decay, seed=seed, precision=precision)
 
     def replayed(self, epochs: int = 5, seed: int = 0) -> Tuning:
@@ -74,9 +74,9 @@ def recipe_for(dataset: str) -> Recipe:
 
 def changed(recipe: Recipe, **numbers: float | int | None) -> Recipe:
     """The recipe with some numbers replaced; None keeps the recipe's."""
-    given = {name: value for name, value in numbers.items() if value is not None}
-    for name, value in given.items():
+    replacements = {name: value for name, value in numbers.items() if value is not None}
+    for name, value in replacements.items():
         zero = name in ("weight_decay", "augment")
         if not (0 <= value if zero else 0 < value) or value == inf:
             raise InputError(name, f"must be {'zero or ' if zero else ''}positive, and finite", value)
-    return replace(recipe, **given)  # type: ignore[arg-type]
+    return replace(recipe, **replacements)  # type: ignore[arg-type]

@@ -34,8 +34,8 @@ KIND = "model"
 class Job:
     """One network to train: its data, and the seed of its weights and of the order of its samples.
 
-    `data_digest` tells the data from others of the same name, those that are only measured on too: a curve does not go on with other data
-    than it began with. (Of what is trained on, the state tells as well: `contents`.)
+    `data_digest` is a fingerprint of all data, those that are only measured on too: a curve does not go on with other data than it began
+    with. (The state has a fingerprint of the training data as well: `contents`.)
     """
 
     name: str
@@ -106,9 +106,15 @@ def _check_network(name: str) -> None:
 
 
 def plan(
-    dataset: str, network: str, images: ImageSet, seeds: Sequence[int], without: int | None = None, augment: bool = False
+    dataset: str,
+    network: str,
+    images: ImageSet,
+    seeds: Sequence[int],
+    without: int | None = None,
+    augment: bool = False,
+    size: int | None = None,
 ) -> tuple[list[Job], dict[str, Any]]:
-    """A job for every seed, named by all that makes its data others, and what to watch.
+    """A job for every seed, named by all that makes its data others (such as the `size` pictures were given), and what to watch.
 
     `without` leaves a class out, and watches the others and the class ("remain" and "forget") instead of the whole test set.
     """
@@ -120,7 +126,7 @@ def plan(
     if without is not None:
         scenario = category(data, without, test=images.test)
         data, watch, name = scenario.retrain, dict(scenario.tests), f"{name}-without{without}"
-    name += "-augmented" if augment else ""
+    name += ("-augmented" if augment else "") + ("" if size is None else f"-size{size}")
     digest = images_digest(images)
     return [Job(f"{name}-seed{seed}", data, seed, digest) for seed in seeds], watch
 
@@ -128,7 +134,7 @@ def plan(
 def images_digest(images: ImageSet) -> str:
     """SHA-256 over the pixels and labels of both parts."""
     parts = {"train": images.train, "test": images.test}
-    tensors = {f"{name}/{part}": getattr(held, part) for name, held in parts.items() for part in ("pixels", "labels")}
+    tensors = {f"{name}/{part}": getattr(split, part) for name, split in parts.items() for part in ("pixels", "labels")}
     return content_digest(tensors, {})
 
 
@@ -148,9 +154,9 @@ def train_networks(
     about: Mapping[str, Any] | None = None,
     noted: Callable[[Trained], None] | None = None,
 ) -> list[Trained]:
-    """Train one network a job, all at once; data on the device make a step one CUDA graph.
+    """Train one network per job, all at once; data on the device make a step one CUDA graph.
 
-    `watch` names data whose accuracies are noted after `every` so many epochs and at the end; `noted` is called after each. In the folder
+    `watch` names data whose accuracies are measured after every `every` epochs and at the end; `noted` is called after each. In the folder
     `out` each job keeps its state in `NAME.training.safetensors`, from which a training that was stopped goes on, its curve, its settings
     and `about` in `NAME.json`, and its weights in `NAME.safetensors` when it is done. `compiled` trains through torch.compile.
     """
@@ -159,29 +165,29 @@ def train_networks(
     settings = {"network": network, "classes": classes, "channels": channels, "recipe": asdict(recipe), "precision": precision}
     settings |= {"compiled": compiled, "torch": torch.__version__, **(about or {})}
     trained = [Trained(job, build(network, classes, channels, job.seed, device)) for job in jobs]
-    logs = [_Log(each, watch or {}, every, recipe.epochs, None if out is None else Path(out), settings, noted) for each in trained]
+    logs = [_Log(result, watch or {}, every, recipe.epochs, None if out is None else Path(out), settings, noted) for result in trained]
     train_together(
         [
             Training(
-                torch.compile(each.model) if compiled else each.model,  # type: ignore[arg-type]
-                each.job.data,
-                recipe.tuning(each.job.seed, precision),
+                torch.compile(result.model) if compiled else result.model,  # type: ignore[arg-type]
+                result.job.data,
+                recipe.tuning(result.job.seed, precision),
                 log.after_epoch,
                 log.state,
                 log.note_loss,
             )
-            for each, log in zip(trained, logs, strict=True)
+            for result, log in zip(trained, logs, strict=True)
         ],
     )
-    for each, log in zip(trained, logs, strict=True):
+    for result, log in zip(trained, logs, strict=True):
         log.finish()
         if out is not None:
-            save_network(Path(out) / f"{each.job.name}.safetensors", each.model, network, classes, channels)
+            save_network(Path(out) / f"{result.job.name}.safetensors", result.model, network, classes, channels)
     return trained
 
 
 class _Log:
-    """Notes the curve of a training, in a file too where there is a folder for it; there it goes on where it stopped."""
+    """Records the curve of a training, in a file too where there is a folder for it; there it goes on where it stopped."""
 
     def __init__(
         self,
@@ -219,7 +225,7 @@ class _Log:
         self._write()
 
     def finish(self) -> None:
-        """The last point is missing where a training was found finished, but not its curve."""
+        """Add the last point, which is missing where the training was finished already, but not its curve."""
         if not self.trained.curve or self.trained.curve[-1].epoch != self.epochs:
             self.after_epoch(self.epochs)
         self._write({"digest": self.trained.digest})
@@ -227,8 +233,8 @@ class _Log:
     def _write(self, more: Mapping[str, Any] | None = None) -> None:
         if self.file is not None:
             job = self.trained.job
-            told = {**self.settings, "seed": job.seed, "data": job.data_digest, "curve": self.trained.curve}
-            write_json(self.file, {**told, **(more or {})})
+            record = {**self.settings, "seed": job.seed, "data": job.data_digest, "curve": self.trained.curve}
+            write_json(self.file, {**record, **(more or {})})
 
 
 def _read_log(file: Path) -> dict[str, Any]:
@@ -250,22 +256,22 @@ def _point(epoch: int, accuracies: Mapping[str, float], loss: float | None) -> P
 
 
 def save_network(path: Path, model: nn.Module, network: str, classes: int, channels: int) -> Path:
-    """The weights, with what is needed to build the network again."""
+    """Save the weights, with what is needed to build the network again."""
     metadata = {"kind": KIND, "network": network, "classes": str(classes), "channels": str(channels), "digest": weights_digest(model)}
     return save_tensors(path, model.state_dict(), metadata)
 
 
 def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
-    """A network that was saved by `save_network`, in eval mode."""
+    """Load a network that was saved by `save_network`, in eval mode."""
     tensors, metadata = load_tensors(path, KIND)
     network = metadata.get("network", "a model of no name")
     if network not in NETWORKS:
         raise InputError("path", f"must hold one of the networks {', '.join(NETWORKS)}", excerpt(network))
     try:
-        classes, channels = (named_number(metadata[name], 2**31, least=1) for name in ("classes", "channels"))
+        classes, channels = (named_number(metadata[name], 2**31, smallest=1) for name in ("classes", "channels"))
     except (KeyError, ValueError) as error:
-        raise InputError("path", f"must tell the network's classes and channels ({excerpt(error)})", os.fspath(path)) from error
-    # Before anything is built: what the file says of its classes may take more memory than there is.
+        raise InputError("path", f"must record the network's classes and channels ({excerpt(error)})", os.fspath(path)) from error
+    # Before anything is built: the number of classes in the file may need more memory than there is.
     if _forms(tensors) != _forms_of(network, classes, channels):
         raise InputError("path", f"must hold the weights of a {network} of its classes and channels", os.fspath(path))
     model = build(network, classes, channels, 0, torch.device(device))

@@ -12,7 +12,7 @@ def test_a_name_keeps_its_memory_and_outgrows_it():
     scratch, like = Scratch(), torch.empty(0)
     first = scratch.take("products", (4, 3), like)
     assert scratch.take("products", (2, 5), like).data_ptr() == first.data_ptr()
-    held = weakref.ref(scratch._held[("products", torch.float32, like.device)])
+    held = weakref.ref(scratch._buffers[("products", torch.float32, like.device)])
     del first
     assert scratch.take("products", (40, 3), like).shape == (40, 3)
     assert held() is None

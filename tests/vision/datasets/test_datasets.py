@@ -268,6 +268,18 @@ def test_tiny_imagenet_is_read_from_its_folder_and_its_zip(tmp_path, form, size)
         assert (middle - expected).abs().max() <= 3  # JPEG rounds
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_what_macos_leaves_beside_tiny_imagenets_pictures_is_skipped(tmp_path, form):
+    litter = {
+        "train/n01/images/._n01_0.JPEG": b"x",
+        "train/n01/images/.DS_Store": b"x",
+        "val/images/._val_0.JPEG": b"x",
+        "train/._n01": b"x",
+    }
+    FORMS[form](tmp_path, files.tiny_imagenet() | litter)
+    assert len(load("tiny-imagenet", tmp_path, verify=False).train) == 12
+
+
 def test_tiny_imagenet_is_held_against_what_is_published(tmp_path):
     as_folder(tmp_path, files.tiny_imagenet())
     assert len(read_tiny(tmp_path).train) == 12
@@ -353,6 +365,9 @@ def test_a_folder_with_parts_and_one_without(tmp_path):
     pictures(tmp_path / "parts/train")
     pictures(tmp_path / "parts/val", count=2)
     (tmp_path / "parts/train/a/notes.txt").write_text("no picture")
+    for litter in ("._0.png", ".DS_Store", "Thumbs.db", ".hidden.jpg"):  # what macOS and others leave beside pictures
+        (tmp_path / "parts/train/a" / litter).write_bytes(b"\0\5\x16\7")
+        (tmp_path / "parts/train" / litter).write_bytes(b"\0\5\x16\7")
     data = load(str(tmp_path / "parts"))
     assert (data.names, len(data.train), len(data.test), data.size, data.channels) == (("a", "b"), 10, 4, (12, 12), 3)
     assert torch.equal(data.train.pixels[:, 1, 0, 0], (10 * data.train.labels).byte())
@@ -365,7 +380,10 @@ def test_a_folder_with_parts_and_one_without(tmp_path):
 def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     pictures(tmp_path / "sizes", classes=("a",))
     pictures(tmp_path / "sizes", classes=("b",), size=9)
-    with pytest.raises(InputError, match="pictures must be of one size, the first being 12×12; give size= to resize them; found 9×9"):
+    with pytest.raises(
+        InputError,
+        match="pictures must be of one size, the first being 12×12; give size= .`expunge train --size`. to resize them; found 9×9",
+    ):
         load(str(tmp_path / "sizes"))
     pictures(tmp_path / "lonely/train")
     with pytest.raises(InputError, match="must have one called test or val"):

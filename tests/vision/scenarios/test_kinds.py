@@ -216,29 +216,6 @@ def test_defaults_are_the_papers():
     assert label == 0 and image.sum() == 36 - 16 and image[0, 2:, 2:].sum() == 0
 
 
-# --- mislabelled --------------------------------------------------------------------------------------------------------------------------
-
-
-def test_every_label_is_wrong_unless_it_may_be_kept():
-    many = TensorDataset(torch.zeros(4000, 1, 1, 1), torch.arange(4000) % 4 * 2)  # labels 0, 2, 4, 6
-    scenario = mislabelled(many, 0.5)
-    rows = torch.tensor(scenario.forget.indices)
-    wrong, true = labels_of(scenario.forget), labels_of(many)[rows]
-    assert len(rows) == 2000 and (wrong != true).all() and set(wrong.tolist()) == {0, 2, 4, 6}
-    for label in (0, 2, 4, 6):  # each other label with chance 1/3: 500 draws, five deviations
-        assert (torch.bincount(wrong[true == label] // 2, minlength=4) / (true == label).sum() - 1 / 3).abs().sort().values[:3].max() < 0.11
-    assert torch.equal(labels_of(scenario.remain), labels_of(Subset(many, scenario.remain.indices)))
-    kept = mislabelled(many, 0.5, keep_own=True)
-    same = labels_of(kept.forget) == labels_of(many)[torch.tensor(kept.forget.indices)]
-    assert abs(float(same.float().mean()) - 0.25) < 0.05
-
-
-def test_images_of_mislabelled_samples_stay():
-    scenario = mislabelled(whole, 0.25, test=tested)
-    assert torch.equal(together(scenario.train)[0], images)
-    assert scenario.tests["remain"] is tested and scenario.tests["forget"] is scenario.forget
-
-
 # --- subset and limited -------------------------------------------------------------------------------------------------------------------
 
 
@@ -246,6 +223,12 @@ def test_subset_by_indices_and_by_fraction():
     assert torch.equal(together(subset(whole, numpy.array([5, 3, 59])).forget)[0], images[[5, 3, 59]])
     assert len(subset(whole, fraction=0.1).forget) == 6
     assert subset(whole, range(3), test=tested).tests["remain"] is tested
+
+
+def test_one_sample_is_no_plural():
+    assert subset(whole, [3]).name == "without 1 sample" and subset(whole, [3, 4]).name == "without 2 samples"
+    assert poisoned(whole, 1, 2).name == "without 1 poisoned sample"
+    assert limited(category(whole, 0), count=1).name == "without class 0, 1 remain sample"
 
 
 def test_limited_remain_data():

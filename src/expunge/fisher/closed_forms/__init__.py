@@ -1,1 +1,1 @@
-"""Squared per-sample gradients by layer type, without a loop over samples."""
+"""Compute squared per-sample gradients by layer type, without a loop over samples."""

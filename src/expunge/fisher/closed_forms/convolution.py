@@ -1,4 +1,4 @@
-"""Σ_n (dW_n)² of a convolution, from its input and the gradient of its output, without a loop over samples.
+"""Compute Σ_n (dW_n)² of a convolution from its input and the gradient of its output, without a loop over samples.
 
 For sample n, output channel o, input channel i and kernel tap u:  dW_n[o, i, u] = Σ_l g_n[o, l] · a_n[i, l·stride + u·dilation − padding].
 All ways below are exact and differ in what they move through memory; `choose` picks by shape alone, so that results repeat bit for bit.
@@ -21,7 +21,7 @@ from expunge.fisher.closed_forms.scratch import LARGE_BYTES, Scratch, add_square
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution's settings, one entry a spatial dimension."""
+    """A convolution's settings, one entry per spatial dimension."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -64,7 +64,7 @@ VECTOR = 16  # channels
 
 
 def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
-    """One batched matmul a kernel tap, over the positions where the tap falls inside the image.
+    """One batched matmul per kernel tap, over the positions where the tap falls inside the image.
 
     Where a tap sees at most `PAIRS` positions, (Σ_l g_l a_l)² = Σ_{l,l'} g_l g_l' · a_l a_l' is one matmul over all samples.
     """
@@ -86,7 +86,7 @@ def by_taps(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scra
 
 
 def by_columns(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
-    """The image patches as rows, channels last, then one batched matmul a chunk of samples."""
+    """The image patches as rows, channels last, then one batched matmul per chunk of samples."""
     images, samples, groups = _last(_padded(inputs, geometry)), inputs.shape[0] // frames, geometry.groups
     slopes = _last(gradients)
     size, taps = gradients.shape[2:], math.prod(geometry.kernel)
@@ -159,8 +159,8 @@ def by_kernel(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Sc
     kernel, wide, out = geometry.kernel, images.shape[-1], slopes.shape[-1]
     total = scratch.total(name, (*kernel, wide, out), inputs)
     for some, others in zip(images.split(SAMPLES), slopes.split(SAMPLES), strict=True):
-        found = native.squares(some, others, kernel, geometry.stride, geometry.padding, geometry.dilation, scratch)
-        total += found.view(total.shape)
+        part = native.squares(some, others, kernel, geometry.stride, geometry.padding, geometry.dilation, scratch)
+        total += part.view(total.shape)
     return total.movedim((-1, -2), (0, 1))
 
 
@@ -200,7 +200,7 @@ def _rows(window: Tensor, scratch: Scratch, name: str) -> Tensor:
 
 
 def _planes(images: Tensor, scratch: Scratch, name: str) -> Tensor:
-    """One plane a channel: itself where it is so, else a copy in kept memory."""
+    """One plane per channel: itself where it is so, else a copy in kept memory."""
     return images if images.is_contiguous() else scratch.take(name, tuple(images.shape), images).copy_(images)
 
 

@@ -1,7 +1,7 @@
-"""Closed forms by operation: Σ_n (∂ log p_n / ∂w)² from an operation's input and the gradient of its output.
+"""Compute Σ_n (∂ log p_n / ∂w)² in closed form, from an operation's input and the gradient of its output.
 
 Each class is an autograd function that stands in for an operation during a pass. Its forward is the operation's own; its backward
-returns the gradient of the input alone and hands the squared per-sample gradients of the weights to a `Use`. A weight gradient is
+returns the gradient of the input alone and passes the squared per-sample gradients of the weights to a `Use`. A weight gradient is
 never formed.
 """
 
@@ -25,9 +25,9 @@ Context = Any
 
 @dataclass(frozen=True)
 class Use:
-    """One use of parameters in a forward pass: who they are, where the samples are, and where the squares go."""
+    """One use of parameters in a forward pass: their names, where the samples are, and where the squares go."""
 
-    weight: str | None  # the parameter's name; None where it is not asked for
+    weight: str | None  # the parameter's name; None where it is not wanted
     bias: str | None
     layout: Layout
     samples: int
@@ -86,7 +86,7 @@ def squared_products(a: Tensor, g: Tensor, scratch: Scratch, name: str) -> Tenso
 
 
 class Linear(torch.autograd.Function):
-    """y = x Wᵀ + b. On one row a sample Σ_n g_n² a_n² is a matmul of squares; on T rows (Σ_t g_t a_tᵀ)² needs the products.
+    """y = x Wᵀ + b. On one row per sample Σ_n g_n² a_n² is a matmul of squares; on T rows (Σ_t g_t a_tᵀ)² needs the products.
 
     `transposed`: y = x W + b, as `addmm` and `matmul` have it.
     """
@@ -238,8 +238,8 @@ class Embedding(torch.autograd.Function):
     def forward(ctx: Context, use: Use, padding: int, indices: Tensor, weight: Tensor) -> Tensor:
         ctx.use, ctx.padding, ctx.count = use, padding, weight.shape[0]
         ctx.save_for_backward(indices)
-        found = F.embedding(indices, weight)
-        return found if use.layout.frames else expanded(found, use.samples)
+        embedded = F.embedding(indices, weight)
+        return embedded if use.layout.frames else expanded(embedded, use.samples)
 
     @staticmethod
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -264,7 +264,7 @@ class Embedding(torch.autograd.Function):
 
 
 class Lift(torch.autograd.Function):
-    """A bare parameter (class token, positions, layer scale) once a sample, so that its gradient comes back once a sample."""
+    """A bare parameter (class token, positions, layer scale) once per sample, so that its gradient comes back once per sample."""
 
     @staticmethod
     def forward(ctx: Context, use: Use, shape: tuple[int, ...], parameter: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class Lift(torch.autograd.Function):
 
 
 def expanded(tensor: Tensor, samples: int) -> Tensor:
-    """A tensor without a sample dimension, once a sample: (1, ...) becomes (N, ...), anything else gets N in front."""
+    """A tensor without a sample dimension, once per sample: (1, ...) becomes (N, ...), anything else gets N in front."""
     return (tensor if tensor.shape[0] == 1 else tensor[None]).expand(samples, *tensor.shape[tensor.shape[0] == 1 :]).clone()
 
 

@@ -1,4 +1,4 @@
-"""Memory for per-sample gradients: kept between batches, and cut into chunks that fit the cache."""
+"""Keep memory for per-sample gradients between batches, and cut samples into chunks that fit the cache."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LARGE_BYTES = {"cpu": 384 << 10, "cuda": 256 << 20}  # from here on a sample's p
 
 
 class Scratch:
-    """Named buffers that are taken again and again: fresh memory costs page faults."""
+    """Named buffers that are reused: fresh memory costs page faults."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         self._in_graphs: dict[
             int, Tensor
         ] = {}  # by id; a CUDA graph writes where it was captured, though a larger buffer took the name since
@@ -27,12 +27,12 @@ class Scratch:
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor of this shape; what the name held before is overwritten."""
         key, size = (name, like.dtype, like.device), math.prod(shape)
-        held = self._held.get(key)
-        if held is None or held.numel() < size:
-            held = self._held[key] = like.new_empty(size)
-        if _in_capture(held):
-            self._in_graphs[id(held)] = held
-        return held[:size].view(shape)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[key] = like.new_empty(size)
+        if _in_capture(buffer):
+            self._in_graphs[id(buffer)] = buffer
+        return buffer[:size].view(shape)
 
     def take_like(self, name: str, tensor: Tensor) -> Tensor:
         """An uninitialised tensor of the same shape and, where it is dense, the same memory format."""

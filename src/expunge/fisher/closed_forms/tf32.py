@@ -1,4 +1,4 @@
-"""Whether CUDA may round the factors of float32 products to TF32, under the older and the newer names of PyTorch's settings."""
+"""Read and switch off TF32 for float32 products on CUDA, under the older and the newer names of PyTorch's settings."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class _Setting(NamedTuple):
 
 
 def _setting(older: Any, newer: str) -> _Setting:
-    """The name to read and write it by: PyTorch refuses the older one where the newer has been used."""
-    found = _Setting(older, "allow_tf32", False, True)
+    """The name to read and write it by: PyTorch raises on the older one where the newer has been used."""
+    setting = _Setting(older, "allow_tf32", False, True)
     try:
-        found.is_on  # noqa: B018
+        setting.is_on  # noqa: B018
     except RuntimeError:
         return _Setting(getattr(older, newer) if newer else older, "fp32_precision", "ieee", "tf32")
-    return found
+    return setting
 
 
 def _matmuls() -> _Setting:

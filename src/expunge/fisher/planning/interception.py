@@ -1,4 +1,4 @@
-"""Stand between a model and torch for one pass: operations on known parameters go through their closed forms.
+"""Intercept the operations of one pass: those on known parameters go through their closed forms.
 
 Working on operations rather than on modules, functional use, subclasses, and modules that hold their weights for others to use
 (attention) need nothing special.
@@ -83,18 +83,18 @@ class Interception(TorchFunctionMode):
 
     def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""
-        found = [(index, name) for index, value in enumerate(args) if (name := self.name(value)) is not None]
+        direct = [(index, name) for index, value in enumerate(args) if (name := self.name(value)) is not None]
         grouped = [part for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)) for part in value]
         nested = {name for value in (*grouped, *kwargs.values()) if (name := self.name(value)) is not None}
         label = getattr(function, "__name__", "")
-        if not (found or nested) or label in DESCRIBING:
+        if not (direct or nested) or label in DESCRIBING:
             return function(*args, **kwargs)
         self.outside |= nested
         changed = list(args)
-        for index, name in found:
+        for index, name in direct:
             shape = _lifted_shape(label, args[index], args[1 - index] if len(args) == 2 else None)
-            held = self._lifted.get(name)
-            if shape is None or self.uses[name] > (held is not None) or (held is not None and held[0] != shape):
+            lifted = self._lifted.get(name)
+            if shape is None or self.uses[name] > (lifted is not None) or (lifted is not None and lifted[0] != shape):
                 self.uses[name] += 1
                 self.outside.add(name)
             elif self.layouts is None:
@@ -102,11 +102,11 @@ class Interception(TorchFunctionMode):
             elif name not in self.layouts:
                 self.outside.add(name)
             else:
-                if held is None:
+                if lifted is None:
                     self.uses[name] += 1
                     lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares, self.vectors)
-                    held = self._lifted[name] = shape, Lift.apply(lift, shape, args[index])
-                changed[index] = held[1]
+                    lifted = self._lifted[name] = shape, Lift.apply(lift, shape, args[index])
+                changed[index] = lifted[1]
         return function(*changed, **kwargs)
 
 
@@ -133,8 +133,8 @@ def _lifted_shape(label: str, parameter: Tensor, other: Any) -> tuple[int, ...] 
 
 def _arguments(names: str, args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> list[Any]:
     order = names.split()
-    given = dict(zip(order, args, strict=False)) | kwargs
-    return [given.get(name, defaults.get(name)) for name in order]
+    arguments = dict(zip(order, args, strict=False)) | kwargs
+    return [arguments.get(name, defaults.get(name)) for name in order]
 
 
 def _linear(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -162,8 +162,8 @@ def _convolution(dimensions: int, transposed: bool) -> Callable[..., Any]:
     names = "input weight bias stride padding " + ("output_padding groups dilation" if transposed else "dilation groups")
 
     def rule(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = dict(zip(names.split(), args, strict=False)) | kwargs
-        inputs, weight, bias = given["input"], given["weight"], given.get("bias")
+        arguments = dict(zip(names.split(), args, strict=False)) | kwargs
+        inputs, weight, bias = arguments["input"], arguments["weight"], arguments.get("bias")
         if inputs.dim() != dimensions + 2:
             return mode.bare(function, args, kwargs)
         use = mode.use(weight, bias, (inputs.shape[0],))
@@ -171,14 +171,14 @@ def _convolution(dimensions: int, transposed: bool) -> Callable[..., Any]:
             return function(*args, **kwargs)
         kernel = tuple(weight.shape[2:])
         defaults = {"stride": 1, "dilation": 1, "output_padding": 0}
-        stride, dilation, extra = (_each(given.get(name, default), dimensions) for name, default in defaults.items())
-        padding = given.get("padding", 0)
+        stride, dilation, extra = (_per_dimension(arguments.get(name, default), dimensions) for name, default in defaults.items())
+        padding = arguments.get("padding", 0)
         if isinstance(padding, str):
             if padding == "same":
                 whole = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
                 inputs = F.pad(inputs, [side for total in reversed(whole) for side in (total // 2, total - total // 2)])
             padding = 0
-        geometry = Geometry(kernel, stride, _each(padding, dimensions), dilation, given.get("groups", 1))
+        geometry = Geometry(kernel, stride, _per_dimension(padding, dimensions), dilation, arguments.get("groups", 1))
         return Convolution.apply(use, geometry, transposed, extra, inputs, weight, bias)
 
     return rule
@@ -197,14 +197,14 @@ def _normalisation(names: str, channel: Callable[[Tensor, Any], int]) -> Callabl
     """A norm that is the same operation without weights, followed by γ and β."""
 
     def rule(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = dict(zip(names.split(), args, strict=False)) | kwargs
-        inputs, weight, bias = given["input"], given.get("weight"), given.get("bias")
+        arguments = dict(zip(names.split(), args, strict=False)) | kwargs
+        inputs, weight, bias = arguments["input"], arguments.get("weight"), arguments.get("bias")
         first = weight if weight is not None else bias
         use = None if first is None else mode.use(weight, bias, tuple(inputs.shape))
         if use is None or use.layout.dimension >= channel(inputs, first):
             mode.outside.update(name for name in (mode.name(weight), mode.name(bias)) if name and use)
             return function(*args, **kwargs)
-        plain = function(**(given | {"weight": None} | ({"bias": None} if "bias" in names else {})))
+        plain = function(**(arguments | {"weight": None} | ({"bias": None} if "bias" in names else {})))
         return Affine.apply(use, channel(inputs, first), plain, weight, bias)
 
     return rule
@@ -257,7 +257,7 @@ def _last(image: Tensor) -> bool:
     return not image.is_contiguous() and image.is_contiguous(memory_format=torch.channels_last)
 
 
-def _each(value: int | Iterable[int], dimensions: int) -> tuple[int, ...]:
+def _per_dimension(value: int | Iterable[int], dimensions: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * dimensions if len(values) == 1 else values
 

@@ -1,4 +1,4 @@
-"""Which rows of a layer's output belong to which sample: learnt from two batch sizes, never assumed."""
+"""Infer which rows of a layer's output belong to which sample, from two batch sizes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def infer(fewer: tuple[int, ...], more: tuple[int, ...], samples: int) -> list[L
     """The layouts that fit an output of shape `fewer` for `samples` − 1 samples and `more` for `samples`, likely ones first."""
     if len(fewer) != len(more):
         return []
-    changed = [index for index, (few, many) in enumerate(zip(fewer, more, strict=True)) if few != many]
+    changed = [index for index, (before, after) in enumerate(zip(fewer, more, strict=True)) if before != after]
     if not changed:
         return [Layout(frames=0)]
     if len(changed) > 1 or more[changed[0]] * (samples - 1) != fewer[changed[0]] * samples or more[changed[0]] % samples:

@@ -1,4 +1,4 @@
-"""One forward and its backward passes over a batch, parameters squared by their closed forms on the way."""
+"""Run one forward pass and its backward passes over a batch, squaring gradients by their closed forms on the way."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def closed_forms(
     scratch: Scratch,
 ) -> Pass:
     """Squares of the parameters that have a layout. Their weight gradients are never formed: a `.grad` that appears all the same
-    belongs to a parameter that was used outside the closed forms. A use of an `idle` one is unexpected; others stand still."""
+    belongs to a parameter that was used outside the closed forms. A use of an `idle` one is unexpected; others get no gradient."""
     names = {id(parameters[name]): name for name in (*layouts, *idle)}
     flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:

@@ -1,4 +1,4 @@
-"""Which tensors of a forward pass may hold the samples' rows in an order, or a number, that depends on what is in them.
+"""Follow tensors of a forward pass whose rows may be in an order, or of a number, that depends on their content.
 
 Two samples cannot show it: where the first two happen to be as long, or in order, everything looks regular. So rows that were chosen by
 content (unpadded tokens, experts that tokens are sent to, sorted values) are followed from where they were chosen; operations on them
@@ -24,10 +24,10 @@ ALIGNING = set("stack pad_sequence pad_packed_sequence _pad_packed_sequence".spl
 
 
 class Provenance:
-    """Told of every operation of a forward pass; `constants` are the model's own tensors."""
+    """Follows every operation of a forward pass; `constants` are the model's own tensors."""
 
     def __init__(self, constants: Iterable[Tensor]) -> None:
-        # By id, and held: an id may be used again once its tensor is gone.
+        # By id, with the tensors kept alive: an id may be used again once its tensor is gone.
         self._constant = {id(tensor): tensor for tensor in constants}  # the same for all data
         self._chosen: dict[int, Tensor] = {}
         self._single: dict[int, Tensor] = {}  # taken out of the batch by number: they may be of different lengths
@@ -39,25 +39,25 @@ class Provenance:
     def note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         name = getattr(function, "__name__", "")
         label = name if name.endswith("__") else name.rstrip("_")
-        given = (*args, *kwargs.values())
-        found = tensors(result)
+        operands = (*args, *kwargs.values())
+        outputs = tensors(result)
         if label in WRITING:
             place = args[0] if args else None
-            self._mark(found, self._chosen, self.chosen(place))
+            self._mark(outputs, self._chosen, self.chosen(place))
         elif label in ALIGNING:
-            self._mark(found, self._chosen, self.chosen(*given))
+            self._mark(outputs, self._chosen, self.chosen(*operands))
         else:
-            single = any(id(tensor) in self._single for tensor in tensors(given))
+            single = any(id(tensor) in self._single for tensor in tensors(operands))
             joined = label in JOINING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0
-            chosen = self.chosen(*given) or self._chooses(label, args, kwargs) or (single and joined)
-            self._mark(found, self._chosen, chosen)
-            self._mark(found, self._single, (single and not chosen) or self._takes_one(label, args, kwargs))
-        if all(id(tensor) in self._constant for tensor in tensors(given)):
-            self._constant |= {id(tensor): tensor for tensor in found}
+            chosen = self.chosen(*operands) or self._chooses(label, args, kwargs) or (single and joined)
+            self._mark(outputs, self._chosen, chosen)
+            self._mark(outputs, self._single, (single and not chosen) or self._takes_one(label, args, kwargs))
+        if all(id(tensor) in self._constant for tensor in tensors(operands)):
+            self._constant |= {id(tensor): tensor for tensor in outputs}
 
-    def _mark(self, found: list[Tensor], where: dict[int, Tensor], condition: bool) -> None:
+    def _mark(self, outputs: list[Tensor], where: dict[int, Tensor], condition: bool) -> None:
         if condition:
-            where |= {id(tensor): tensor for tensor in found}
+            where |= {id(tensor): tensor for tensor in outputs}
 
     def _fixed(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) in self._constant

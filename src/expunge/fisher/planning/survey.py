@@ -1,6 +1,6 @@
-"""Which way each parameter goes, found out on two samples and checked there against the definition.
+"""Choose the way to compute each parameter's squares, on two samples, and check it there against the definition.
 
-A closed form is used for a parameter only if, on the first samples of the data, it gives what one backward pass a sample gives.
+A closed form is used for a parameter only if, on the first samples of the data, it gives what one backward pass per sample gives.
 What has no closed form, or fails the check (shared weights, modules called twice, tables indexed by hand), goes by torch.func, and
 what that cannot do, one sample after the other.
 """
@@ -26,7 +26,7 @@ from expunge.fisher.samples import Squares, add_single, batched, fresh, relative
 from expunge.model.copying import copied
 from expunge.runtime.nested import each_tensor
 
-PROBE = 2  # samples: one and two of them tell where the samples are; two gradients tell sums of squares from squares of sums
+PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
 
 @dataclass
@@ -39,14 +39,14 @@ class Plan:
     idle: list[str] = field(default_factory=list)  # not used so far
 
     def revise(self, names: set[str]) -> None:
-        """Control flow that changes with the data: let go of the closed forms that met a use they do not know."""
+        """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
         for name in names:
             self.layouts.pop(name, None)
         self.idle = [name for name in self.idle if name not in names]
         self.looped += sorted(names - {*self.batched, *self.looped})
 
 
-@tf32.switched_off()  # its rounding, of some percent in a deep network, would hide what the check looks for
+@tf32.switched_off()  # its rounding, of some percent in a deep network, would hide the errors that the check is for
 def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
     """A plan for these parameters, from the first samples of a batch of at least two.
 
@@ -80,25 +80,25 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     reference, fewer = _defined(model, parameters, probe, together, cotangent, objective)
     choices, bare = _choices(fewer, more)
     while choices:
-        layouts = {name: found[0] for name, found in choices.items()}
+        layouts = {name: untried[0] for name, untried in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, objective)
         if wrong is None:  # the pass itself failed: a lifted parameter met an operation that needs its true shape
             wrong = bare & set(choices) or set(choices)
         if not wrong:
             break
-        left = {name: found[name in wrong :] for name, found in choices.items() if found[name in wrong :]}
+        left = {name: untried[name in wrong :] for name, untried in choices.items() if untried[name in wrong :]}
         if doubting and len(left) < len(choices):
             raise _Doubt
         choices = left
-    plan = Plan({name: found[0] for name, found in choices.items()})
+    plan = Plan({name: untried[0] for name, untried in choices.items()})
     plan.idle = [name for name in parameters if not (more.uses[name] or fewer.uses[name] or bool(reference[name].any()))]
     rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
     if rest:
         try:
-            found = batched(model, rest, probe, [cotangent], objective)
+            squares = batched(model, rest, probe, [cotangent], objective)
         except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
-            found = {}
-        alike = _agreeing(found, {name: reference[name] for name in found})
+            squares = {}
+        alike = _agreeing(squares, {name: reference[name] for name in squares})
         plan.batched = [name for name in rest if name in alike]
         plan.looped = [name for name in rest if name not in alike]
     return plan
@@ -121,7 +121,7 @@ def _random_like(logits: Tensor) -> Tensor:
 def _defined(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, together: Tensor, cotangent: Tensor, objective: Objective
 ) -> tuple[Squares, Interception]:
-    """The probe's squares by the definition, checking on the way that samples stand alone; and the uses in a pass of one sample."""
+    """The probe's squares by the definition, and the uses in a pass of one sample. Checks that samples do not depend on each other."""
     totals = {name: wide(torch.zeros_like(value)) for name, value in parameters.items()}
     for index in range(PROBE):
         one = slice(index, index + 1)
@@ -145,9 +145,9 @@ def _choices(fewer: Interception, more: Interception) -> tuple[dict[str, list[La
         if name in more.outside or name in more.chosen or more.uses[name] > 1 or name not in fewer.shapes:
             continue
         before = fewer.shapes[name]
-        found = [Layout()] if shape is None or before is None else infer(before, shape, PROBE)
-        if found:
-            choices[name] = found
+        layouts = [Layout()] if shape is None or before is None else infer(before, shape, PROBE)
+        if layouts:
+            choices[name] = layouts
         if shape is None:
             bare.add(name)
     return choices, bare
@@ -164,18 +164,18 @@ def _wrong(
 ) -> set[str] | None:
     """The names whose closed form does not give the reference on the probe; None where the pass cannot be made at all."""
     try:
-        found = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
+        result = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
     except Exception:  # whatever a model does with a shape it does not expect
         return None
-    expected = {name: reference[name] for name in layouts if name not in found.unexpected}
-    silent = {name: torch.zeros_like(tensor) for name, tensor in expected.items() if name not in found.squares}
-    return set(layouts) - _agreeing(found.squares | silent, expected)
+    expected = {name: reference[name] for name in layouts if name not in result.unexpected}
+    silent = {name: torch.zeros_like(tensor) for name, tensor in expected.items() if name not in result.squares}
+    return set(layouts) - _agreeing(result.squares | silent, expected)
 
 
-def _agreeing(found: Squares, reference: Squares) -> set[str]:
-    """The names for which the same was found, up to rounding."""
-    alike = {name: tensor for name, tensor in reference.items() if found[name].shape == tensor.shape}
-    errors = relative_errors([(found[name], tensor) for name, tensor in alike.items()])
+def _agreeing(squares: Squares, reference: Squares) -> set[str]:
+    """The names whose squares equal the reference up to rounding."""
+    alike = {name: tensor for name, tensor in reference.items() if squares[name].shape == tensor.shape}
+    errors = relative_errors([(squares[name], tensor) for name, tensor in alike.items()])
     return {name for (name, tensor), error in zip(alike.items(), errors, strict=True) if error < tolerance(tensor)}
 
 

@@ -1,4 +1,4 @@
-"""Image datasets, read from the files as they are published; all come back in one form, `ImageSet`."""
+"""Read image datasets from the files as they are published; all are returned as an `ImageSet`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIGITS = "digits"
 def load(name: str, data: str | os.PathLike[str] | None = None, verify: bool = True, size: int | None = None) -> ImageSet:
     """A dataset by name, or a folder of class folders of pictures by its path.
 
-    Files are looked for in `data`, else in EXPUNGE_DATA, else in ./data, in their usual layout. `verify` holds them against the published
+    Files are searched for in `data`, else in EXPUNGE_DATA, else in ./data, in their usual layout. `verify` compares them with the published
     checksums; shapes and labels are checked in any case. `size` resizes pictures (Tiny-ImageNet and folders).
     """
     resized = {} if size is None else {"size": size}

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, python version: `cifar-10-batches-py/`, `cifar-100-python/`.
+"""Read CIFAR-10 and CIFAR-100, python version: `cifar-10-batches-py/`, `cifar-100-python/`.
 
 A. Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html: 32×32 colour images, 50,000 to train and 10,000 to test.
 """
@@ -100,8 +100,8 @@ def _batch(place: Place, which: Cifar, path: Path, verify: bool) -> tuple[Tensor
     published = not verify or digest == which.published[path.name]
     if not published and path.name not in which.content:
         raise place.not_published(path, which.published[path.name], digest)
-    held = _unpickled(place, path, content)
-    data, labels = held.get("data"), held.get(which.labels_key)
+    batch = _unpickled(place, path, content)
+    data, labels = batch.get("data"), batch.get(which.labels_key)
     if not isinstance(data, numpy.ndarray) or data.ndim != 2 or data.shape[1] != math.prod(SHAPE) or not len(data):
         raise place.broken(path, f"data must be rows of {math.prod(SHAPE)} bytes", getattr(data, "shape", type(data).__name__))
     if not isinstance(labels, list) or len(labels) != len(data) or not all(type(label) is int for label in labels):

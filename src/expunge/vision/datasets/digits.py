@@ -1,4 +1,4 @@
-"""Real handwritten digits inside the package: 1,797 images of 8×8 pixels, ten classes, no download.
+"""Read the real handwritten digits inside the package: 1,797 images of 8×8 pixels, ten classes, no download.
 
 The test part of "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998,
 https://doi.org/10.24432/C50P49, CC BY 4.0), as scikit-learn ships it: values 0 to 16, here as bytes in `digits.npz`.

@@ -1,4 +1,4 @@
-"""Datasets from where they are published: fetched in pieces that can be resumed, checked, and unpacked where the readers need it."""
+"""Download datasets from where they are published: in pieces that can be resumed, checked, and unpacked where the readers need it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from expunge.errors import ExpungeError, InputError
 from expunge.runtime.progress import track
 from expunge.storage.documents import excerpt
 from expunge.storage.files import write_bytes
-from expunge.storage.locks import held_and_removed
+from expunge.storage.locks import try_lock_and_remove
 from expunge.vision.datasets.files import climbs, data_folder, md5_of
 
 PIECE = 2**20
@@ -72,7 +72,7 @@ DOWNLOADS: dict[str, tuple[File, ...]] = {
             "cifar-100-python",
         ),
     ),
-    # The authors' own server no longer hands the files out; this is the copy PyTorch keeps, byte for byte the same.
+    # The authors' own server no longer serves the files; this is the copy PyTorch keeps, byte for byte the same.
     "mnist": _idx(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "MNIST/raw",
@@ -128,7 +128,7 @@ def fetch(file: File, target: Path, progress: bool = False) -> Path:
     if _is_whole(file, target):
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with held_and_removed(target.with_name(f".{target.name}.expunge-lock")) as free:
+    with try_lock_and_remove(target.with_name(f".{target.name}.expunge-lock")) as free:
         if not free:
             raise DownloadError(f"{target} is being fetched by another process: wait for its end")
         return target if _is_whole(file, target) else _fetch(file, target, partial, progress)
@@ -158,14 +158,14 @@ def _fetch(file: File, target: Path, partial: Path, progress: bool) -> Path:
         except (OSError, HTTPException, ValueError) as error:  # the last of a redirection to an address that is none
             reason = error
             continue
-        found = md5_of(partial)
-        if found == file.md5:
+        digest = md5_of(partial)
+        if digest == file.md5:
             os.replace(partial, target)
             return target
         partial.unlink()
         if not begun:
-            raise DownloadError(f"{file.url} must have the MD5 {file.md5} and {file.size} bytes; found {found}, and threw it away")
-        reason = f"what was there before was of another file (MD5 {found})"
+            raise DownloadError(f"{file.url} must have the MD5 {file.md5} and {file.size} bytes; found {digest}, and threw it away")
+        reason = f"what was there before was of another file (MD5 {digest})"
     raise DownloadError(
         f"{file.url} could not be fetched in {ATTEMPTS} attempts ({reason}); the same command goes on where this one stopped"
     )
@@ -215,7 +215,7 @@ def unpack(archive: Path, folder: str) -> Path:
 
 
 def _check_members(archive: Path, folder: str) -> None:
-    """Each as it comes, before what follows it is unpacked to get there."""
+    """Check each member as it is read, before what follows it is unpacked."""
     total = 0
     with _members(archive) as tar:
         for number, member in enumerate(tar):
@@ -233,14 +233,14 @@ def _check_members(archive: Path, folder: str) -> None:
 
 @contextmanager
 def _members(archive: Path) -> Iterator[tarfile.TarFile]:
-    """One after the other, out of no more bytes than such an archive may have: headers too can say that they are gigabytes long."""
+    """The members in order, from no more bytes than such an archive may have: headers too can claim to be gigabytes long."""
     with gzip.open(archive) as unpacked, tarfile.open(fileobj=cast(IO[bytes], _Bounded(unpacked, LARGEST + HEADERS)), mode="r|") as tar:
         yield tar
 
 
 @dataclass
 class _Bounded:
-    """Reads of a file, an OSError after `left` bytes of it."""
+    """A file that can be read; raises OSError after `left` bytes."""
 
     file: gzip.GzipFile
     left: int

@@ -1,4 +1,4 @@
-"""Where datasets lie, and errors that say what was looked for and how to get it."""
+"""Find the files of datasets, and raise errors that say what is missing and how to get it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMBERS = 4096  # of a gzip file; some programs write one for every 64 kB
 
 
 def data_folder(data: str | os.PathLike[str] | None = None) -> Path:
-    """The folder that holds the datasets: the one given, else the environment's EXPUNGE_DATA, else ./data."""
+    """The folder that holds the datasets: `data`, else the environment's EXPUNGE_DATA, else ./data."""
     return Path(data if data is not None else os.environ.get(VARIABLE) or "data")
 
 
@@ -43,7 +43,7 @@ def climbs(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """A dataset and the folder it is looked for in; the errors of its files."""
+    """A dataset and the folder it is read from; the errors of its files."""
 
     dataset: str
     root: Path
@@ -60,11 +60,11 @@ class Place:
     def missing(self, path: Path) -> InputError:
         return InputError("data", f"{path} must be there and readable; {self.advice}, or set --data or {VARIABLE}")
 
-    def broken(self, path: Path, rule: str, found: object = None) -> InputError:
-        return InputError("data", f"{path}: {rule}; {self.advice}", found)
+    def broken(self, path: Path, rule: str, value: object = None) -> InputError:
+        return InputError("data", f"{path}: {rule}; {self.advice}", value)
 
-    def not_published(self, path: Path, expected: str, found: str) -> InputError:
-        return self.broken(path, f"must be the published file, MD5 {expected} (verify=False reads others)", found)
+    def not_published(self, path: Path, expected: str, digest: str) -> InputError:
+        return self.broken(path, f"must be the published file, MD5 {expected} (verify=False reads others)", digest)
 
     @property
     def advice(self) -> str:

@@ -51,7 +51,7 @@ def _part(folder: Path, names: list[str], size: int | None) -> tuple[Tensor, Ten
         raise InputError("data", f"every class of {folder} must be in train too", unknown[0])
     found: dict[str, int] = {}
     for label, name in enumerate(names):
-        here = sorted(file for file in (folder / name).glob("*") if file.suffix.lower() in pictures.SUFFIXES)
+        here = sorted(file for file in (folder / name).iterdir() if pictures.is_picture(file.name))
         if not here:
             raise InputError("data", f"{folder / name} must hold pictures ({' '.join(pictures.SUFFIXES)})")
         found |= {str(file): label for file in here}

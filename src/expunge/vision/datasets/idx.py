@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in idx files, plain or gzipped: `MNIST/raw/`, `FashionMNIST/raw/`, as torchvision lays them out.
+"""Read MNIST and Fashion-MNIST from idx files, plain or gzipped: `MNIST/raw/`, `FashionMNIST/raw/`, as torchvision lays them out.
 
 LeCun, Cortes and Burges 1998; Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747: 28×28 grey images, 60,000 to train and 10,000 to test.
 """
@@ -80,18 +80,18 @@ def _file(place: Place, which: Idx, path: Path, dimensions: int, verify: bool) -
     Of a packed one no more is unpacked than it says it holds.
     """
     packed = path.with_name(f"{path.name}.gz")
-    found = packed if packed.exists() and not path.exists() else path
-    content, start = place.read_bytes(found, LARGEST), 4 + 4 * dimensions
-    sizes = _sizes(place, found, gunzipped_start(content, start) if found is packed else content[:start], dimensions)
-    if found is packed:
+    source = packed if packed.exists() and not path.exists() else path
+    content, start = place.read_bytes(source, LARGEST), 4 + 4 * dimensions
+    sizes = _sizes(place, source, gunzipped_start(content, start) if source is packed else content[:start], dimensions)
+    if source is packed:
         try:
             content = gunzipped(content, start + math.prod(sizes))
         except ValueError as error:
-            raise place.broken(found, "must be a whole gzip file of what it says it holds", error) from error
+            raise place.broken(source, "must be a whole gzip file of what it says it holds", error) from error
     if verify and (digest := md5(content)) != which.published[path.name]:
-        raise place.not_published(found, which.published[path.name], digest)
+        raise place.not_published(source, which.published[path.name], digest)
     if len(content) - start != math.prod(sizes):
-        raise place.broken(found, f"must hold {' × '.join(map(str, sizes))} bytes, as it says", len(content) - start)
+        raise place.broken(source, f"must hold {' × '.join(map(str, sizes))} bytes, as it says", len(content) - start)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(sizes)
 
 

@@ -1,4 +1,4 @@
-"""Images held as bytes and handed out as normalised batches, and what every dataset reader returns."""
+"""Keep images as bytes and return them as normalised batches; every dataset reader returns these classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
     """Samples ((pixels/255 − mean)/std as float32 (C, H, W), label), read a whole batch at a time.
 
     `pixels` (N, C, H, W) stay uint8, a quarter of the memory; `batch_of(rows)` normalises on the device they live on, where `to(device)`
-    puts them once. Mean and standard deviation of each channel are those of the images themselves unless given.
+    puts them once. Mean and standard deviation of each channel are by default those of the images themselves.
     """
 
     def __init__(self, pixels: Tensor, labels: Tensor, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
@@ -61,7 +61,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """All it holds, where a TensorDataset has it: `contents.data_digest` tells images from others by it."""
+        """All it holds, where a TensorDataset has it: the fingerprint `contents.data_digest` is taken over it."""
         return self.pixels, self.labels
 
     def take(self, rows: Tensor) -> Images:

@@ -1,4 +1,4 @@
-"""Pickles of numbers, text, lists, dicts and byte arrays, by a reader of our own: nothing of theirs is run, and nothing grows beyond them.
+"""Read pickles of numbers, text, lists, dicts and byte arrays without running their code, and in memory bounded by their size.
 
 Python's reader does what a file says: a memo of any size, room for strings before the first byte of them is read. This one knows the
 instructions that Python 2 and 3 write for such values (protocols 2 to 4) and no others, counts them, and takes every byte from the file.
@@ -27,7 +27,7 @@ class ForbiddenPickle(pickle.UnpicklingError):
     """The pickle names something that a dataset does not hold."""
 
 
-# What a pickle may name is one of these: called with what the pickle gives it, and then perhaps told a state.
+# The functions a pickle may name: called with its arguments, and then perhaps passed a state.
 class _Encoded:
     """`_codecs.encode(text, "latin1")`: how Python 3 writes bytes for Python 2."""
 
@@ -241,14 +241,14 @@ OPERATIONS_BY_CODE: dict[int, Operation] = {
 def read(content: bytes) -> dict[str, Any]:
     """The dict a pickle holds, its keys as text and its arrays as uint8; `pickle.UnpicklingError` says what is wrong with it."""
     try:
-        held = _Machine(content).run()
+        unpickled = _Machine(content).run()
     except pickle.UnpicklingError:
         raise
     except Exception as error:  # a broken pickle can fail in any way
         raise pickle.UnpicklingError(f"not a whole pickle ({type(error).__name__}: {error})") from error
-    if not isinstance(held, dict):
+    if not isinstance(unpickled, dict):
         raise pickle.UnpicklingError("a dict was expected")
-    return {key.decode("latin1") if isinstance(key, bytes) else key: _plain(value) for key, value in held.items()}
+    return {key.decode("latin1") if isinstance(key, bytes) else key: _plain(value) for key, value in unpickled.items()}
 
 
 def _shown(value: object) -> str:

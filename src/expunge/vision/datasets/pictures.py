@@ -1,4 +1,4 @@
-"""Picture files as bytes of one shape, decoded by Pillow: those kinds alone that are meant, and within bounds."""
+"""Decode picture files to bytes of one shape by Pillow: only the formats below, and within bounds."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # whatever a file is called; others may start other programs
 LARGEST = 2**27  # bytes of a file
 PIXELS = 2**26  # of a picture: what large cameras make
-MANY = 2**22  # pictures of more pixels are decoded one at a time
+LARGE = 2**22  # pictures of more pixels are decoded one at a time
 THREADS = 8  # decoding runs outside Python's lock
 WIDE = "I;16"  # Pillow's modes of 16 bits begin so; it would cut off what is brighter than 255 of 65,535
 
 
-def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | None = None, pixels_each: int = PIXELS) -> Tensor:
+def is_picture(name: str) -> bool:
+    """By a file's name; hidden ones are none, such as the `._x.png` that macOS leaves beside `x.png`."""
+    return not name.startswith(".") and name.lower().endswith(SUFFIXES)
+
+
+def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | None = None, max_pixels: int = PIXELS) -> Tensor:
     """The pictures (N, 3, H, W) as uint8; grey ones get three equal channels. `size` resizes all to a square, bilinearly; without it
-    they must be of one size. `content` gives the bytes of a file by its name; none may have more than `pixels_each` pixels."""
+    they must be of one size. `content` gives the bytes of a file by its name; none may have more than `max_pixels` pixels."""
     # Large ones in one thread, one after the other: threads keep the memory they had.
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as large:
 
         def read(name: str) -> Tensor:
-            return _pixels(name, content(name), size, pixels_each, large)
+            return _pixels(name, content(name), size, max_pixels, large)
 
         first = read(names[0])
         pixels = _room(len(names), first)
@@ -40,14 +45,14 @@ def decoded(names: Sequence[str], content: Callable[[str], bytes], size: int | N
         def place(row: int) -> None:
             picture = read(names[row])
             if picture.shape != first.shape:
-                rule = f"pictures must be of one size, the first being {_extent(first)}; give size= to resize them"
+                rule = f"pictures must be of one size, the first being {_extent(first)}; give size= (`expunge train --size`) to resize them"
                 raise InputError("data", f"{names[row]}: {rule}", _extent(picture))
             pixels[row] = picture
 
         try:
             list(pool.map(place, range(len(names))))
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # the first broken picture is told at once, not after the last
+            pool.shutdown(cancel_futures=True)  # the first broken picture raises at once, not after the last
             raise
     return pixels
 
@@ -56,11 +61,11 @@ def _room(count: int, picture: Tensor) -> Tensor:
     try:
         return picture.new_empty(count, *picture.shape)
     except RuntimeError as error:
-        rule = f"{count} pictures of {_extent(picture)} must fit into memory; give size= to make them smaller"
+        rule = f"{count} pictures of {_extent(picture)} must fit into memory; give size= (`expunge train --size`) to make them smaller"
         raise InputError("data", rule, f"{count * picture.numel()} bytes") from error
 
 
-def _pixels(name: str, content: bytes, size: int | None, most: int, large: Executor) -> Tensor:
+def _pixels(name: str, content: bytes, size: int | None, limit: int, large: Executor) -> Tensor:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -68,12 +73,12 @@ def _pixels(name: str, content: bytes, size: int | None, most: int, large: Execu
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as file:
             width, height = file.size
-            if width * height <= most:
-                return _resized(file, size) if width * height <= MANY else large.submit(_resized, file, size).result()
+            if width * height <= limit:
+                return _resized(file, size) if width * height <= LARGE else large.submit(_resized, file, size).result()
     except Exception as error:  # of a broken picture Pillow may say anything, of other files an address in memory
-        found = "none of these" if isinstance(error, UnidentifiedImageError) else error
-        raise InputError("data", f"{name}: must be a whole picture file ({', '.join(FORMATS)})", found) from error
-    raise InputError("data", f"{name}: a picture must have at most {most} pixels", f"{width}×{height}")
+        reason = "none of these" if isinstance(error, UnidentifiedImageError) else error
+        raise InputError("data", f"{name}: must be a whole picture file ({', '.join(FORMATS)})", reason) from error
+    raise InputError("data", f"{name}: a picture must have at most {limit} pixels", f"{width}×{height}")
 
 
 def _resized(file: Image, size: int | None) -> Tensor:

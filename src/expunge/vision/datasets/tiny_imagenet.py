@@ -1,4 +1,4 @@
-"""Tiny-ImageNet, as a folder or the zip it comes in: `tiny-imagenet-200/`, `tiny-imagenet-200.zip`.
+"""Read Tiny-ImageNet, as a folder or the zip it comes in: `tiny-imagenet-200/`, `tiny-imagenet-200.zip`.
 
 Stanford CS231n, http://cs231n.stanford.edu/: 64×64 pictures, 200 classes of 500 to train and 50 to validate, which serve as test here (the
 test pictures have no published labels). A part of the classes in the same layout is read too.
@@ -81,8 +81,8 @@ def _source(place: Place, which: TinyImageNet, verify: bool) -> Iterator[Source]
         return
     if not archive.is_file():
         raise place.missing(folder)
-    if verify and (found := md5_of(archive)) != which.published:
-        raise place.not_published(archive, which.published, found)
+    if verify and (digest := md5_of(archive)) != which.published:
+        raise place.not_published(archive, which.published, digest)
     with _opened(place, archive) as file:
         members = _members(place, archive, file, f"{which.folder}/")
         yield Source(archive, sorted(members), lambda name, largest=LARGEST: _content(place, archive, file, members[name], largest))
@@ -130,7 +130,7 @@ def _is_link(member: zipfile.ZipInfo) -> bool:
 
 
 def _content(place: Place, archive: Path, file: zipfile.ZipFile, member: zipfile.ZipInfo, largest: int) -> bytes:
-    """Read by its size: without it zipfile unpacks all there is before it looks at the size."""
+    """Read by its size: without it zipfile unpacks all there is before it checks the size."""
     try:
         if member.file_size > largest:
             raise zipfile.BadZipFile(f"it has {member.file_size} bytes, more than {largest}")
@@ -151,21 +151,21 @@ def _text(place: Place, source: Source, name: str, largest: int = LARGEST) -> st
 
 def _train(place: Place, source: Source, label: dict[str, int]) -> dict[str, int]:
     """The label of every picture train/CLASS/images/NAME."""
-    found = {}
+    labels = {}
     for name in source.names:
         match name.split("/"):
-            case ["train", identifier, "images", picture] if picture.lower().endswith(pictures.SUFFIXES):
+            case ["train", identifier, "images", picture] if pictures.is_picture(picture):
                 if identifier not in label:
                     raise place.broken(source.path, "every folder of train must be in wnids.txt", identifier)
-                found[name] = label[identifier]
-    if not found:
+                labels[name] = label[identifier]
+    if not labels:
         raise place.missing(source.path / "train/CLASS/images")
-    return found
+    return labels
 
 
 def _validation(place: Place, source: Source, label: dict[str, int]) -> dict[str, int]:
     """The label of every picture val/images/NAME, from the lines NAME, class, box of val_annotations.txt."""
-    found: dict[str, int] = {}
+    labels: dict[str, int] = {}
     there = set(source.names)
     annotations = source.path / "val/val_annotations.txt"
     for line in _text(place, source, "val/val_annotations.txt").split("\n"):
@@ -177,11 +177,11 @@ def _validation(place: Place, source: Source, label: dict[str, int]) -> dict[str
             raise place.broken(annotations, "every class must be in wnids.txt", excerpt(identifier))
         if name not in there:
             raise place.missing(source.path / excerpt(name))
-        if found.setdefault(name, label[identifier]) != label[identifier]:
+        if labels.setdefault(name, label[identifier]) != label[identifier]:
             raise place.broken(annotations, "a picture must have one class", excerpt(picture))
-    if not found:
+    if not labels:
         raise place.broken(annotations, "must name pictures")
-    return found
+    return labels
 
 
 def _decoded(place: Place, source: Source, part: dict[str, int], which: TinyImageNet, size: int | None) -> tuple[Tensor, Tensor]:

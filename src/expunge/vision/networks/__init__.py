@@ -1,4 +1,4 @@
-"""The networks of the experiments, by name; each builder takes (classes, channels), each network ends in a Linear `classifier`."""
+"""Build the networks of the experiments by name: each builder takes (classes, channels), each network ends in a Linear `classifier`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def head(network: nn.Module) -> tuple[str, ...]:
     """The names of the classifier's parameters of one of these networks; for any other model there is `expunge.heads.find`."""
     classifier = getattr(network, "classifier", None)
     if not isinstance(classifier, nn.Linear):
-        found = type(network).__name__
-        raise ModelError(f"network: {found} has no Linear called classifier; find the head of a model of your own with heads.find")
+        kind = type(network).__name__
+        raise ModelError(f"network: {kind} has no Linear called classifier; find the head of a model of your own with heads.find")
     return tuple(f"classifier.{name}" for name, _ in classifier.named_parameters())
 
 

@@ -1,4 +1,4 @@
-"""DenseNet-BC for small images: a 3x3 stem, dense blocks with bottlenecks, transitions that halve channels and image.
+"""Build DenseNet-BC for small images: a 3x3 stem, dense blocks with bottlenecks, transitions that halve channels and image.
 
 Huang et al. 2017, arXiv:1608.06993, section 3.
 """

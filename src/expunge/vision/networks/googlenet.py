@@ -1,4 +1,4 @@
-"""GoogLeNet with BatchNorm for small images: a 3x3 stem of 192 channels, nine inception units, one Linear.
+"""Build GoogLeNet with BatchNorm for small images: a 3x3 stem of 192 channels, nine inception units, one Linear.
 
 Szegedy et al. 2015, arXiv:1409.4842, table 1 from inception (3a) on. Departures, as is common for small images: no pooling in the stem,
 BatchNorm after every convolution, two 3x3 convolutions in place of the 5x5, no auxiliary classifiers, no dropout.

@@ -1,4 +1,4 @@
-"""How a fresh network's weights are drawn."""
+"""Draw a fresh network's weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CIFAR ResNets of depth 6n + 2: a 3x3 stem, three stages of n blocks, a Linear head.
+"""Build CIFAR ResNets of depth 6n + 2: a 3x3 stem, three stages of n blocks, a Linear head.
 
 He et al. 2016, arXiv:1512.03385, section 4.2, with their parameter-free shortcuts (option A).
 """

@@ -1,4 +1,4 @@
-"""The bottleneck ResNet-50 for small images: ImageNet's four stages behind a 3x3 stem without pooling, a Linear head.
+"""Build the bottleneck ResNet-50 for small images: ImageNet's four stages behind a 3x3 stem without pooling, a Linear head.
 
 He et al. 2016, arXiv:1512.03385, table 1, with 1x1 convolutions where a shortcut changes shape (option B).
 """

@@ -1,4 +1,4 @@
-"""VGG with BatchNorm for small images: five stages of 3x3 convolutions, and one Linear in place of ImageNet's three.
+"""Build VGG with BatchNorm for small images: five stages of 3x3 convolutions, and one Linear in place of ImageNet's three.
 
 Simonyan and Zisserman 2015, arXiv:1409.1556, table 1, columns A, B, D and E.
 """

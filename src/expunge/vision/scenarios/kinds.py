@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from expunge.errors import InputError
+from expunge.runtime.display import counted
 from expunge.runtime.modes import generator
-from expunge.validate import LARGEST, check_flag, check_seed, is_whole, shown
+from expunge.validate import LARGEST, check_seed, is_whole, shown
 from expunge.vision.scenarios.altered import Altered, Corner, Trigger
-from expunge.vision.scenarios.rows import check_fraction, checked, drawn, label_of, labels_of, length, readable, share, split
+from expunge.vision.scenarios.rows import checked, drawn, label_of, labels_of, length, readable, share, split
 
 Images = Dataset[Any]  # of (image, label), with a length and items
 
@@ -26,7 +27,7 @@ class Scenario:
 
     `train` is what the original network is trained on, `retrain` what the reference is trained on, and `reference` says what to expect of
     it. `remain` is what unlearning may use; None: nothing. `tests` and `validation` hold data by name, always with "remain" and "forget",
-    and are empty where no such data were given.
+    and are empty where no such data were given. Samples with labels that were put right are in no `train`.
     """
 
     name: str
@@ -52,7 +53,7 @@ def category(dataset: Images, label: int | Iterable[int], test: Images | None = 
 
     Test and validation data are split alike: "forget" is the class, "remain" the others.
     """
-    dataset, test, validation = _readable(dataset, test, validation)
+    dataset, test, validation = all_readable(dataset, test, validation)
     labels = _whole(label, "label")
     forget, remain = _by_label(dataset, labels, "dataset")
     parts = {}
@@ -96,9 +97,9 @@ def poisoned(
     zero is that of normalised images where they are (`value`: black is −mean/deviation of each channel); samples of the target class are
     no `sources`, else forget accuracy could not become zero.
     """
-    dataset, test, validation = _readable(dataset, test, validation)
-    held = _plain(value)
-    stamp = Trigger(trigger, corner, tuple(map(_plain, held)) if isinstance(held, Sequence) else held, margin)
+    dataset, test, validation = all_readable(dataset, test, validation)
+    held = plain(value)
+    stamp = Trigger(trigger, corner, tuple(map(plain, held)) if isinstance(held, Sequence) else held, margin)
     if how not in ("add", "replace"):
         raise InputError("how", "must be 'add' or 'replace'", how)
     check_seed("seed", seed)
@@ -125,43 +126,7 @@ def poisoned(
         return {"remain": data, "forget": forget, "attack": _triggered(data, others, stamp, target)}
 
     reference = "A network trained on the clean data: a trigger means nothing to it, so few triggered images get the attacker's label."
-    return Scenario(f"without {n} poisoned samples", train, forget, remain, remain, reference, parts(test), parts(validation))
-
-
-def mislabelled(
-    dataset: Images,
-    fraction: float,
-    keep_own: bool = False,
-    test: Images | None = None,
-    validation: Images | None = None,
-    seed: int = 0,
-) -> Scenario:
-    """Forget a share of the samples whose labels were drawn at random (section Remove Wrongly Labeled Samples).
-
-    "remain" is the test set, the paper's one measure here; "forget" the mislabelled training samples with their wrong labels. Rows of
-    `train` are those of the dataset, so `forget.indices` are the samples meant.
-
-    Departures: the text shuffles labels, the released program draws any label, so about one in K keeps its own (`keep_own=True`; it is
-    among the samples to forget all the same). By default every label is wrong, each of the others with the same chance.
-    """
-    dataset, test, validation = _readable(dataset, test, validation)
-    check_flag("keep_own", keep_own)
-    check_fraction(fraction)
-    numbers = generator(seed)
-    labels = labels_of(dataset)
-    label_of(dataset[0])
-    rows = drawn(torch.arange(len(labels)), share(fraction, len(labels)), numbers)
-    classes, places = torch.unique(labels, return_inverse=True)
-    if len(classes) < 2:
-        raise InputError("dataset", "must hold at least two classes", classes.tolist())
-    # A step of 1 to K − 1 through the classes never comes back to the label's own; a step of 0 does.
-    steps = torch.randint(0 if keep_own else 1, len(classes), (len(rows),), generator=numbers)
-    wrong = labels.clone()
-    wrong[rows] = classes[(places[rows] + steps) % len(classes)]
-    train = Altered(dataset, wrong)
-    forget, remain = split(train, rows)
-    reference = "A network trained on the correctly labelled rest: it answers with the true labels, so few of the wrong ones."
-    return _of_samples(f"without {len(rows)} mislabelled samples", train, forget, remain, reference, test, validation)
+    return Scenario(f"without {counted(n, 'poisoned sample')}", train, forget, remain, remain, reference, parts(test), parts(validation))
 
 
 def subset(
@@ -177,7 +142,7 @@ def subset(
 
     "remain" is the test set, "forget" the samples themselves.
     """
-    dataset, test, validation = _readable(dataset, test, validation)
+    dataset, test, validation = all_readable(dataset, test, validation)
     check_seed("seed", seed)
     size = length(dataset)
     if indices is not None and fraction is None:
@@ -188,7 +153,7 @@ def subset(
         raise InputError("indices", "give either indices or a fraction", "neither" if indices is None else "both")
     forget, remain = split(dataset, rows)
     reference = "A network trained on the rest: to it the samples are like any unseen ones, so its forget accuracy is not 0."
-    return _of_samples(f"without {len(rows)} samples", dataset, forget, remain, reference, test, validation)
+    return of_samples(f"without {counted(len(rows), 'sample')}", dataset, forget, remain, reference, test, validation)
 
 
 def limited(scenario: Scenario, *, fraction: float | None = None, count: int | None = None, seed: int = 0) -> Scenario:
@@ -207,10 +172,12 @@ def limited(scenario: Scenario, *, fraction: float | None = None, count: int | N
         raise InputError("count", f"must be a whole number between 0 and the {len(scenario.remain)} remain samples", shown(count))
     rows = drawn(torch.arange(len(scenario.remain)), int(count), generator(seed)).tolist()
     remain = Subset(scenario.remain, rows) if rows else None
-    return replace(scenario, name=f"{scenario.name}, {count or 'no'} remain samples", remain=remain)
+    return replace(
+        scenario, name=f"{scenario.name}, {counted(int(count), 'remain sample') if count else 'no remain samples'}", remain=remain
+    )
 
 
-def _readable(dataset: Images, test: Images | None, validation: Images | None) -> tuple[Any, Any, Any]:
+def all_readable(dataset: Images, test: Images | None, validation: Images | None) -> tuple[Any, Any, Any]:
     """Datasets whose masks are rows, so that all who read them understand them."""
     others = (None if data is None else readable(data, argument) for data, argument in ((test, "test"), (validation, "validation")))
     return readable(dataset), *others
@@ -218,14 +185,14 @@ def _readable(dataset: Images, test: Images | None, validation: Images | None) -
 
 def _whole(given: Any, argument: str) -> list[int]:
     """One label or several as plain numbers, each once; they may come as numbers of NumPy or in tensors."""
-    held = _plain(given)
-    labels = [_plain(label) for label in held] if isinstance(held, Iterable) else [held]
+    held = plain(given)
+    labels = [plain(label) for label in held] if isinstance(held, Iterable) else [held]
     if any(not is_whole(label) or abs(label) > LARGEST for label in labels):
         raise InputError(argument, "must be whole numbers", shown(given))
     return list(dict.fromkeys(labels))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Numbers of NumPy and tensors as Python's own, in lists where there are several."""
     return value.tolist() if isinstance(value, (Tensor, numpy.ndarray, numpy.generic)) else value
 
@@ -247,7 +214,7 @@ def _by_label(dataset: Images, wanted: list[int], argument: str) -> tuple[Subset
     return split(dataset, torch.nonzero(chosen).flatten())
 
 
-def _of_samples(
+def of_samples(
     name: str,
     train: Images,
     forget: Subset[Any],

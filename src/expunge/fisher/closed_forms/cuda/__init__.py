@@ -1,4 +1,4 @@
-"""Our kernels in Triton, where it is installed (it comes with torch for CUDA) and works; without them there are other ways."""
+"""Run our Triton kernels where Triton is installed (it comes with torch for CUDA) and works; elsewhere there are other ways."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @cache
 def works(device: torch.device) -> bool:
-    """Whether the kernels compile and are right there, tried once on a small case."""
+    """Whether the kernels compile on this device and give the right numbers, tried once on a small case."""
     try:
         images, slopes = torch.ones(2, 1, 4, 16, device=device), torch.ones(2, 1, 4, 16, device=device)
         back, plain, centred = scaled(images, slopes, None, images[0, 0, 0])
-        found = [(squares(images, slopes, (1, 1), (1, 1), (0, 0), (1, 1)), 32.0), (back, 1.0), (plain, 4.0), (centred, 4.0)]
-        return all(bool((tensor == expected).all()) for tensor, expected in found)
+        cases = [(squares(images, slopes, (1, 1), (1, 1), (0, 0), (1, 1)), 32.0), (back, 1.0), (plain, 4.0), (centred, 4.0)]
+        return all(bool((tensor == expected).all()) for tensor, expected in cases)
     except Exception:  # no Triton, no C compiler for its launcher, a GPU that it does not know
         return False
 

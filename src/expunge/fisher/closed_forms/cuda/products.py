@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Σ_n (dW_n)² by tiles: a program holds input by output channels of one kernel tap, and goes through its share of the samples.
+"""Compute Σ_n (dW_n)² by tiles: a program holds input by output channels of one kernel tap, and goes through its share of the samples.
 
 Each sample's product is summed over the positions on tensor cores, squared and added in registers: neither image patches nor per-sample
 gradients are written to memory.
@@ -46,9 +46,9 @@ def launch(
     return totals.sum(0) if splits > 1 else totals[0]
 
 
-def _power(size: int, most: int) -> int:
-    """The power of two that holds it, from the 16 that tensor cores take at least."""
-    return min(most, max(16, triton.next_power_of_2(size)))
+def _power(size: int, limit: int) -> int:
+    """The smallest power of two that is at least `size`, between 16, which tensor cores need, and `limit`."""
+    return min(limit, max(16, triton.next_power_of_2(size)))
 
 
 SIZES = "samples share height width wides lines across outs taps broad down along top side apart between"

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Backward through a scale and a shift by channel, as a norm ends with: input and gradient are read once for all that is wanted."""
+"""Run backward through a scale and a shift per channel, as at the end of a norm: input and gradient are read once for all results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel of squares.c, where it was built (hatch_build.py) and the processor has the instructions; without it there are other ways."""
+"""Call the kernel of squares.c where it was built (hatch_build.py) and the processor has its instructions."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Geometry(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     try:
-        held = ctypes.CDLL(str(LIBRARY))
-        return held if held.geometry_bytes() == ctypes.sizeof(_Geometry) else None  # else built from another version of the source
+        loaded = ctypes.CDLL(str(LIBRARY))
+        return loaded if loaded.geometry_bytes() == ctypes.sizeof(_Geometry) else None  # else built from another version of the source
     except (OSError, AttributeError):  # not built, for another system, or of another version too
         return None
 
@@ -40,8 +40,8 @@ def library() -> ctypes.CDLL | None:
 @cache
 def vector_bits() -> int:
     """Of the widest vectors there is a version for; 0 where there is none."""
-    held = library()
-    return 0 if held is None else int(held.vector_bits())
+    kernels = library()
+    return 0 if kernels is None else int(kernels.vector_bits())
 
 
 def takes(dtype: torch.dtype, channels: int, out: int) -> bool:
@@ -63,8 +63,8 @@ def squares(
     scratch: Scratch,
 ) -> Tensor:
     """Σ_n (dW_n)² as (taps, channels, out) in scratch memory, from contiguous (N, H, W, channels) and (N, H', W', out)."""
-    held, threads, (samples, height, width, channels), out = library(), torch.get_num_threads(), images.shape, slopes.shape[3]
-    assert held is not None
+    kernels, threads, (samples, height, width, channels), out = library(), torch.get_num_threads(), images.shape, slopes.shape[3]
+    assert kernels is not None
     shape = (math.prod(kernel), channels, out)
     by_samples = math.prod(shape) * images.element_size() <= PRIVATE_BYTES
     totals = scratch.take("totals", (threads if by_samples else 1, *shape), images)
@@ -72,6 +72,6 @@ def squares(
         samples, channels, out, Pair(height, width), Pair(*slopes.shape[1:3]),
         Pair(*kernel), Pair(*stride), Pair(*padding), Pair(*dilation), threads, by_samples,
     )  # fmt: skip
-    run = getattr(held, f"squares_{KINDS[images.dtype]}_{vector_bits()}")
+    run = getattr(kernels, f"squares_{KINDS[images.dtype]}_{vector_bits()}")
     run(*(ctypes.c_void_p(tensor.data_ptr()) for tensor in (images, slopes)), ctypes.byref(geometry), ctypes.c_void_p(totals.data_ptr()))
     return totals[0]

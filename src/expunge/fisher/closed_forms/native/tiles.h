@@ -12,20 +12,20 @@ typedef REAL NAME(vector) __attribute__((vector_size(BYTES), aligned(sizeof(REAL
         int64_t lines = BLOCK / w->places + 1;                                                                                   \
         for (int64_t start = 0; start < w->lines; start += lines) {                                                              \
             int64_t end = start + lines < w->lines ? start + lines : w->lines;                                                   \
-            NAME(vector) held[rows][wide];                                                                                       \
+            NAME(vector) part[rows][wide];                                                                                       \
             _Pragma("GCC unroll 16") for (int i = 0; i < rows; i++)                                                              \
-                _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++) held[i][j] = (NAME(vector)){0};                           \
+                _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++) part[i][j] = (NAME(vector)){0};                           \
             for (int64_t line = start; line < end; line++) {                                                                     \
                 const REAL *a = image + line * w->image_line, *g = output + line * w->output_line;                               \
                 for (int64_t place = 0; place < w->places; place++, a += w->image_place, g += out) {                             \
                     NAME(vector) slopes[wide];                                                                                   \
                     _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++) slopes[j] = *(const NAME(vector) *)(g + j * LANES);   \
                     _Pragma("GCC unroll 16") for (int i = 0; i < rows; i++)                                                      \
-                        _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++) held[i][j] += a[i] * slopes[j];                   \
+                        _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++) part[i][j] += a[i] * slopes[j];                   \
                 }                                                                                                                \
             }                                                                                                                    \
             _Pragma("GCC unroll 16") for (int i = 0; i < rows; i++)                                                              \
-                _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++) sums[i][j] += held[i][j];                                 \
+                _Pragma("GCC unroll 2") for (int j = 0; j < wide; j++) sums[i][j] += part[i][j];                                 \
         }                                                                                                                        \
         for (int i = 0; i < rows; i++)                                                                                           \
             for (int j = 0; j < wide; j++) *(NAME(vector) *)(total + i * out + j * LANES) += sums[i][j] * sums[i][j];            \
