@@ -138,9 +138,8 @@ def _is_steady(rows: Rows) -> bool:
 
 def _shape(teacher: nn.Module, batches: Batches, objective: Objective, argument: str) -> torch.Size:
     """Of the answers to a batch, which must be those of classes."""
-    batch = next(iter(screened(batches, argument, objective)))
-    answer = _answer(teacher, batch, objective)
-    check_classes(objective, answer, objective.targets(to_device(batch, answer.device)), "distillation needs")
+    answer = _answer(teacher, next(iter(screened(batches, argument, objective))), objective)
+    check_classes(objective, answer.shape, "distillation needs")
     return answer.shape
 
 
