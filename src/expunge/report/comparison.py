@@ -30,8 +30,8 @@ WIDTH = 80  # columns of a terminal
 EXPLAINED = {
     "summary": "masked: by the method's edit alone. after: at the epoch that is best on validation data (0: no training helped; Retrain: "
     "the last).",
-    "evidence": "score Δ: fluctuation over the epochs. re-learn: epochs on all data until the forget loss is near the original's again. same, "
-    "KL: classes shared with the retrained network, divergence from it.",
+    "evidence": "score Δ: fluctuation over the epochs. re-learn: epochs on all data until the forget loss is near the original's again. "
+    "same, KL: classes shared with the retrained network, divergence from it.",
 }
 
 Results = Mapping[str, Result]
