@@ -56,7 +56,7 @@ def unlearn(
     check_model(model)
     if not callable(method) or isinstance(method, type):
         raise InputError("method", "must be a method with its settings, such as FisherMask()", shown(method))
-    check_whole("batch_size", batch_size, least=1)
+    check_whole("batch_size", batch_size, minimum=1)
     batch_size, progress = int(batch_size), is_shown(progress)
     check_objective(objective)
     head = None if head is None else heads.named(model, head)

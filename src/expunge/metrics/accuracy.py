@@ -29,7 +29,7 @@ def tally(model: nn.Module, data: Data, objective: Objective = Objective(), batc
     """The number of labels that are the largest logit, and that of all labels; see `accuracy`."""
     check_module(model)
     check_objective(objective)
-    check_whole("batch_size", batch_size, least=1)
+    check_whole("batch_size", batch_size, minimum=1)
     batch_size = int(batch_size)
     device = device_of(model)
     right = torch.zeros((), dtype=torch.int64, device=device)

@@ -67,7 +67,7 @@ def logits(
     """
     check_module(model)
     check_objective(objective)
-    check_whole("batch_size", batch_size, least=1)
+    check_whole("batch_size", batch_size, minimum=1)
     home = device_of(model)
     rows: list[Tensor] = []
     targets: list[Tensor] = []

@@ -21,7 +21,7 @@ from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 from expunge.validate import check_amount, check_whole, make_plain, shown
 
-MOST_DRAWS = 10**9  # rows that are drawn at once, one integer each
+MAX_DRAWS = 10**9  # rows that are drawn at once, one integer each
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Relearning:
         if not isinstance(self.tuning, Tuning):
             raise InputError("tuning", "must be a Tuning: re-learning trains", shown(self.tuning))
         if self.draws is not None:
-            check_whole("draws", self.draws, least=1, most=MOST_DRAWS)
+            check_whole("draws", self.draws, minimum=1, maximum=MAX_DRAWS)
         check_amount("margin", self.margin)
         make_plain(self)
 

@@ -10,7 +10,7 @@ from expunge.experiments.cells import REFERENCE
 from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
 from expunge.experiments.plans import CONTROL, Entry, Experiment
 from expunge.experiments.results import DIVERGED, NO_DATA, Result
-from expunge.methods.lookup import told_apart
+from expunge.methods.lookup import distinct_labels
 from expunge.report.aggregate import aggregate
 from expunge.report.views import FINETUNE, VIEWS, Column
 
@@ -101,7 +101,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in kept:
         groups.setdefault((entry.section, entry.row, str(entry.cell.method["reading"])), []).append(entry)
-    kinds = told_apart(dict.fromkeys(entry.row for entry in kept))
+    kinds = distinct_labels(dict.fromkeys(entry.row for entry in kept))
     notes: dict[str, None] = {}
     rows = []
     for (section, name, reading), members in groups.items():
