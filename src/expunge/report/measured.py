@@ -39,7 +39,7 @@ def at_the_end(setting: Setting, paper: Paper, digits: int = 1) -> Table | None:
 def _accuracies(setting: Setting, paper: Paper, digits: int, stages: dict[str, str], caption: str, note: str = "") -> Table:
     there = [stage for stage in stages if any(row.values(stage, "remain") for row in setting.methods or setting.rows)]
     counts = {len(row.results) for row in (*setting.methods, *setting.references)}
-    counted = len(counts) > 1  # else it is in the caption
+    counted = len(counts) > 1  # else the note says it
     columns = [Column("method"), *[Column("runs")] * counted]
     for stage in there:
         columns += [Column(title, stages[stage]) for title in MEASURES.values()]
