@@ -179,7 +179,7 @@ def _phase(taught: Taught, job: dict[str, Any], label: int | None) -> Phase:
             apart = (goal.exp() * (goal - taught.kept((student.float() / temperature).log_softmax(1)))).sum(1)
         return (1 - weight) * labels + weight * temperature**2 * apart.mean()
 
-    return Phase(taught.batches, "remain", loss, lambda batch: batch[0], replayable=True)
+    return Phase(taught.batches, "remain", loss, lambda batch: batch[0], graphable=True)
 
 
 def _measured(

@@ -1,4 +1,4 @@
-"""Compare several methods on one's own model: the same data and options for all, one table, one folder."""
+"""Compare several methods on your model: the same data and options for all, one table, one folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAILED = "–"
 Methods = Mapping[str, Method | str] | Iterable[Method | str]
 Accuracies = Mapping[str, float]
 
-# What needs no training schedule that is the model's own: no training at all, or the small rates of the methods' papers.
+# Methods that need no schedule tuned to the model: no training at all, or the small rates of their papers.
 DEFAULT: Mapping[str, Method | str] = {
     "FisherMask": FisherMask(tuning=None),
     "FisherMask, as released": FisherMask.as_released(tuning=None),
@@ -47,10 +47,10 @@ DEFAULT: Mapping[str, Method | str] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """What every method made of the model, by its label: an `Outcome`, or the error of one that cannot work here.
+    """The result of every method, by its label: an `Outcome`, or the error of a method that cannot work here.
 
-    `comparison["SSD"]` is the outcome of a method, a `for` goes through the labels. `before` and `retrained` are the accuracies of the
-    model as it was given, and of the reference.
+    `comparison["SSD"]` is the outcome of a method; iterating gives the labels. `before` and `retrained` are the accuracies of the original
+    model and of the reference.
     """
 
     results: Mapping[str, Outcome | ExpungeError]
@@ -98,7 +98,7 @@ class Comparison:
         return f"Comparison({', '.join(f'{shortened(label)}{self._mark(label)}' for label in self.results)})"
 
     def __str__(self) -> str:
-        """As many of the watched data as fit beside each other."""
+        """The table, with as many of the watched data as fit."""
         for columns in range(len(self.before), -1, -1):
             table = text_table(self._title(), self._rows(columns, name=24, head=18))
             if columns == 0 or max(map(len, table.splitlines())) <= WIDTH:
@@ -161,11 +161,11 @@ def compare(
     batch_size: int = 128,
     progress: bool | None = None,
 ) -> Comparison:
-    """Give copies of the model to several methods, all with the same data and options of `unlearn`.
+    """Run several methods on copies of the model, all with the same data and options of `unlearn`.
 
     `methods` are methods with their settings, names as in METHODS (with the defaults), or a mapping of labels to these. A method that
-    cannot work here is a row with its reason, and the others go on; what all of them refuse for one reason is raised. `retrained` is a
-    network that never saw the forget data, measured beside them.
+    cannot work here becomes a row with its reason, and the others go on; an error that all of them have in common is raised. `retrained` is
+    a network trained without the forget data, measured beside them.
     """
     labelled = labelled_methods(methods)
     progress = is_shown(progress)
@@ -173,8 +173,8 @@ def compare(
     check_objective(objective)
     if watch is not None and not isinstance(watch, Mapping):
         raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)
-    forget, remain = _again(forget), _again(remain)
-    watch = None if watch is None else {name: _again(data) for name, data in watch.items()}
+    forget, remain = _rereadable(forget), _rereadable(remain)
+    watch = None if watch is None else {name: _rereadable(data) for name, data in watch.items()}
     watched = {"remain": remain, "forget": forget} if watch is None else watch
     parts = {name: data for name, data in watched.items() if data is not None}
     before = _accuracies(model, parts, objective, batch_size)
@@ -194,9 +194,9 @@ def compare(
             )
         except ExpungeError as error:
             results[label] = error
-    _raise_where_all_are_alike([*results.values()])
+    _raise_common_error([*results.values()])
     for result in results.values():
-        if isinstance(result, ExpungeError):  # what it was raised in holds a copy of the model
+        if isinstance(result, ExpungeError):  # the frames it was raised in refer to a copy of the model
             result.__traceback__ = result.__cause__ = result.__context__ = None
     return Comparison(results, before, reference)
 
@@ -213,13 +213,13 @@ def _accuracies(network: nn.Module, parts: Mapping[str, Data], objective: Object
     return accuracies
 
 
-def _again(data: Any) -> Any:
-    """Data that every method can read: an iterator's batches are kept."""
+def _rereadable(data: Any) -> Any:
+    """Data that every method can read: an iterator's batches are kept in memory."""
     return list(data) if isinstance(data, Iterator) else data
 
 
-def _raise_where_all_are_alike(results: Sequence[Outcome | ExpungeError]) -> None:
-    """What no method can do anything about is a mistake in what all were given."""
+def _raise_common_error(results: Sequence[Outcome | ExpungeError]) -> None:
+    """Raise an error that all methods have in common: it is a mistake in their common arguments."""
     first = results[0]
     if isinstance(first, ExpungeError) and len({str(result) if isinstance(result, ExpungeError) else "" for result in results}) == 1:
         raise first

@@ -1,4 +1,4 @@
-"""The few exceptions expunge raises for mistakes in what it was given."""
+"""Define the exceptions and warnings that expunge raises for a user's mistakes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class ExpungeError(Exception):
-    """Anything expunge refuses to do."""
+    """The base class of expunge's errors."""
 
 
 class InputError(ExpungeError, ValueError):
@@ -18,16 +18,16 @@ class InputError(ExpungeError, ValueError):
         super().__init__(f"{argument}: {rule}" + (f"; found {_readable(found)}" if found is not None else ""))
 
 
-def _readable(found: object) -> str:
+def _readable(value: object) -> str:
     """Short enough for a line: Python refuses to write out an integer of thousands of digits."""
-    if isinstance(found, int) and found.bit_length() > 256:
-        return f"a number of {found.bit_length()} bits"
-    text = str(found)
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    text = str(value)
     return text if len(text) <= 500 else f"{text[:500]}..."
 
 
 class MismatchError(ExpungeError, ValueError):
-    """Two things that belong to different weights or parameters were put together."""
+    """Two things were combined that belong to different weights or parameters."""
 
 
 class ModelError(ExpungeError, ValueError):
@@ -35,11 +35,11 @@ class ModelError(ExpungeError, ValueError):
 
 
 class DivergedError(ExpungeError, ArithmeticError):
-    """A training or an iteration left the finite numbers; nothing was returned."""
+    """A training or an iteration is no longer finite, or exploded; nothing was returned."""
 
 
 class UncheckedWarning(UserWarning):
-    """Something that must hold could not be looked at, and is left to the caller."""
+    """Something that must hold could not be checked, and is left to the caller."""
 
 
 class NoEffectWarning(UserWarning):
@@ -47,12 +47,12 @@ class NoEffectWarning(UserWarning):
 
 
 class LostAccuracyWarning(UserWarning):
-    """A network that was trained to forget is much worse on the remain data than before."""
+    """After unlearning, the network is much worse on the remain data than before."""
 
 
 @contextmanager
 def naming(argument: str) -> Iterator[None]:
-    """Within, an error about data is one about this argument: what reads batches does not know where they came from."""
+    """Within the context, an error about data names this argument: the code that reads batches does not know where they came from."""
     try:
         yield
     except InputError as error:

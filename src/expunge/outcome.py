@@ -1,4 +1,4 @@
-"""What `unlearn` returns: shown in a few lines, saved to a folder, loaded from it."""
+"""Hold what `unlearn` returns: show it in a few lines, save it to a folder, load it again."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ class Record:
     epoch: int | None
     accuracies: Mapping[str, float]
     unlearn_score: float | None
-    seconds: float  # of work so far; the time spent on measuring accuracies is left out
+    seconds: float  # of work so far, without measuring accuracies
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The new model, all that was changed in it, and how it went.
+    """The new model, everything that was changed in it, and the records of every epoch.
 
-    `history` begins with the record of the caller's model; `epochs` leaves it out.
-    `patch.revert(outcome.model)` gives the original's weights and buffers back, bit for bit, after every method. `patch` is None only where
-    a method gave the model other parameters than it had. `edit` is what the method itself set before any training (masked weights, noise,
-    a Newton step), None where it only trains.
+    `history` begins with the record of the caller's model; `epochs` skips it. `patch.revert(outcome.model)` restores the original weights
+    and buffers, bit for bit, after every method. `patch` is None only where a method replaced the model's parameters by others. `edit` is
+    what the method set before any training (masked weights, noise, a Newton step), None where it only trains.
     """
 
     model: nn.Module
@@ -110,7 +109,7 @@ class Outcome:
         return f"{number:,} of {counted(sum(parameter.numel() for parameter in parameters.values()), 'weight')} changed"
 
     def _rows(self) -> list[Sequence[str]]:
-        """What was watched: before, after the edit, and at the end."""
+        """The watched accuracies: before, after the edit, and at the end."""
         if not self.history or not self.history[0].accuracies:
             return []
         ends = [*(record for record in self.history if not record.epoch), self.history[-1]]
@@ -120,10 +119,10 @@ class Outcome:
 
 
 def load_outcome(folder: str | os.PathLike[str], model: nn.Module) -> Outcome:
-    """The outcome that `Outcome.save` wrote, with a copy of `model` that holds its weights.
+    """The outcome that `Outcome.save` wrote, with a copy of `model` that has its weights.
 
-    `model` is the original, or any network of the same form; it is left as it is. `method` is the repr of the one that was saved. A file
-    that was cut, changed or is something else is refused.
+    `model` is the original, or any network of the same form; it stays as it is. `method` is the repr of the saved one. Raises where a file
+    was cut, changed or is something else.
     """
     check_module(model)
     path = Path(folder)
@@ -144,7 +143,7 @@ def load_outcome(folder: str | os.PathLike[str], model: nn.Module) -> Outcome:
 
 @dataclass(frozen=True)
 class _Saved:
-    """What result.json holds, looked through."""
+    """The content of result.json, checked."""
 
     files: list[str]
     method: str
@@ -180,26 +179,26 @@ def _percent(record: Record, name: str) -> str:
     return f"{100 * record.accuracies[name]:.1f} %" if name in record.accuracies else ""
 
 
-def _number(name: str, value: Any, most: float = math.inf) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= most:
-        raise ValueError(f"{name} must be a number from 0 to {most}; found {excerpt(value, 30)}")
+def _number(name: str, value: Any, maximum: float = math.inf) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= maximum:
+        raise ValueError(f"{name} must be a number from 0 to {maximum}; found {excerpt(value, 30)}")
     return float(value)
 
 
 def save_weights(path: Path, model: nn.Module) -> Path:
-    """All parameters and buffers, those that are shared once."""
+    """Save all parameters and buffers, shared ones once."""
     kept_out, stored = _not_persistent(model), {}
-    seen: set[int] = set()
+    storages: set[int] = set()
     for name, tensor in own_tensors(model).items():
         storage = tensor.untyped_storage().data_ptr()
         # safetensors takes no two views of one memory.
-        stored[KEPT_OUT + name if name in kept_out else name] = tensor.detach().clone() if storage in seen else tensor
-        seen.add(storage)
+        stored[KEPT_OUT + name if name in kept_out else name] = tensor.detach().clone() if storage in storages else tensor
+        storages.add(storage)
     return save_tensors(path, stored, {"kind": "weights", "digest": weights_digest(model)})
 
 
 def load_weights(path: Path, model: nn.Module) -> str | None:
-    """Give a model the weights of a file, in place, bit for bit, and return their digest; all are refused where one does not fit.
+    """Load the weights of a file into a model, in place, and return their digest; raise before any change where one does not fit.
 
     Buffers that are not persistent (caches) are set where the model has them in the same form.
     """
@@ -220,7 +219,7 @@ def load_weights(path: Path, model: nn.Module) -> str | None:
 
 
 def _not_persistent(model: nn.Module) -> set[str]:
-    """The buffers that a state_dict leaves out."""
+    """The buffers that are not in a state_dict."""
     modules = model.named_modules()
     return {f"{path}.{name}".lstrip(".") for path, module in modules for name in module._non_persistent_buffers_set}
 

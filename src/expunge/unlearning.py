@@ -1,4 +1,4 @@
-"""One call from a trained model and the samples to forget to a new model; the caller's is never touched."""
+"""Make a new model that forgets samples, in one call; the caller's model is never changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,18 +44,20 @@ def unlearn(
 ) -> Outcome:
     """Make a copy of the model forget.
 
-    Data are datasets, loaders or iterables of batches, (x, y) or mappings; or all samples at once, a tuple (x, y). `watch` names the data
-    whose accuracies are recorded, of the model before and after every epoch; {}: nothing. None: the forget data, and the remain data but
-    before, after the edit and at the end, since a pass over them takes long. `head` names the classifier's
-    parameters, or its module, where they cannot be found from the graph. `batch_size` cuts datasets for measuring; training has its
-    own, in the method's `Tuning`. `progress` None: shown where standard error is a terminal or a notebook runs.
+    Data are datasets, loaders or iterables of batches, (x, y) or mappings; or all samples at once, a tuple (x, y).
 
-    The caller's weights, modes, flags, gradients and random states are as they were, also when this raises.
+    `watch` maps names to data. Their accuracies are recorded before anything is done and after every epoch; {} records none. None watches
+    the forget data and the remain data; these only before, after the edit and at the end, since a pass over them takes long.
+
+    `head` names the classifier's parameters, or its module, where they cannot be read from the graph. `batch_size` is for measuring;
+    training has its own, in the method's `Tuning`. `progress` None: shown where standard error is a terminal or a notebook runs.
+
+    The caller's weights, modes, flags, gradients and random states stay as they are, also when this raises.
     """
     check_model(model)
     if not callable(method) or isinstance(method, type):
         raise InputError("method", "must be a method with its settings, such as FisherMask()", shown(method))
-    check_whole("batch_size", batch_size, least=1)
+    check_whole("batch_size", batch_size, minimum=1)
     batch_size, progress = int(batch_size), is_shown(progress)
     check_objective(objective)
     head = None if head is None else heads.named(model, head)
@@ -70,19 +71,19 @@ def unlearn(
         forget, remain = as_dataset(forget, "forget"), as_dataset(remain, "remain")
     # The copy and whatever is made of it must be trainable, also where the caller is in inference mode.
     with torch.inference_mode(False), seeded(0, device_of(model)):
-        forget = _kept(forget, "forget", batch_size)
-        remain = None if remain is None else _kept(remain, "remain", batch_size)
+        forget = _rereadable(forget, "forget", batch_size)
+        remain = None if remain is None else _rereadable(remain, "remain", batch_size)
         watched = {"remain": remain, "forget": forget} if watch is None else watch
         arguments = {name: name if watch is None else f"watch[{name!r}]" for name in watched}
-        kept = {name: as_batches(data, arguments[name], batch_size) for name, data in watched.items() if data is not None}
+        watched_batches = {name: as_batches(data, arguments[name], batch_size) for name, data in watched.items() if data is not None}
         changed = copied(model)
         changed.zero_grad(set_to_none=True)
         logits = _check_forget(changed, forget, objective, batch_size)
         if remain is not None:
             check_disjoint(forget, remain, objective, progress)
-        for name, batches in kept.items():
+        for name, batches in watched_batches.items():
             _check_watched(changed, batches, arguments[name], objective)
-        # A loader is not asked for a batch more than a method reads: it may be costly, or hold a stream.
+        # No batch of a loader is read beyond what a method reads: it may be costly, or a stream.
         if remain is not None and not isinstance(remain, DataLoader) and not any(data is remain for data in watched.values()):
             _first_logits(changed, as_batches(remain, "remain", batch_size), "remain", objective)
         finite = finite_tensors(changed)
@@ -92,13 +93,13 @@ def unlearn(
 
         def measure(name: str) -> tuple[int, int]:
             with naming(arguments[name]):
-                return tally(changed, kept[name], objective, batch_size)
+                return tally(changed, watched_batches[name], objective, batch_size)
 
-        history = _History(measure, tuple(kept), seldom=("remain",) if watch is None else ())
+        history = _History(measure, tuple(watched_batches), seldom=("remain",) if watch is None else ())
         history.record(None)
 
         def record(epoch: int) -> None:
-            still_finite()  # before accuracies are measured, which would only tell that something is wrong
+            still_finite()  # before accuracies are measured, whose error would say less
             history.record(epoch)
 
         run = Run(objective, head, batch_size, progress, record, logits, history.epochs)
@@ -115,7 +116,7 @@ def unlearn(
 
 
 def _difference(model: nn.Module, changed: nn.Module) -> Patch | None:
-    """All that was changed. Buffers that a forward pass makes or reshapes (caches) are left out: a patch cannot hold them."""
+    """Everything that was changed. Buffers that a forward pass makes or reshapes (caches) are skipped: a patch cannot store them."""
     tensors, results = own_tensors(model), own_tensors(changed)
     parameters = dict(model.named_parameters())
     same = [name for name, tensor in tensors.items() if name in results and _form(tensor) == _form(results[name])]
@@ -131,7 +132,7 @@ def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
 class _History:
     """Records with a clock that stands still while accuracies are measured; `seldom` are not measured between epoch 0 and the end.
 
-    `measure(name)` is the number of labels that were right, and that of all labels.
+    `measure(name)` returns the number of right labels, and of all labels.
     """
 
     def __init__(self, measure: Callable[[str], tuple[int, int]], watched: Sequence[str], seldom: Sequence[str]) -> None:
@@ -146,7 +147,7 @@ class _History:
         return time.perf_counter() - self.started - self.measuring
 
     def record(self, epoch: int | None) -> None:
-        """Of the model as it is; None: before anything was done to it."""
+        """Record the current model; epoch None: before anything was done to it."""
         seconds = 0.0 if epoch is None else self.worked()
         if epoch is not None:
             self.epochs.append(epoch)
@@ -170,7 +171,7 @@ class _History:
 
 
 def _cost(history: Sequence[Record], labels: int) -> str | None:
-    """What to say where a training ended far below the accuracy on the remain data before: 5 points, and more than 4 labels.
+    """The warning for a training that ended far below the remain accuracy before: 5 points, and more than 4 labels.
 
     Where answers turn by chance, as many right as wrong, m of them are √m apart: from 5 lost labels on it is more than two deviations.
     """
@@ -184,38 +185,38 @@ def _cost(history: Sequence[Record], labels: int) -> str | None:
     return f"{fell}, and training did not bring back what the edit took ({100 * edited:.1f} %): change fewer weights, or train longer"
 
 
-def _kept(data: Data, argument: str, batch_size: int) -> Data:
-    """Data that can be read again: an iterator can be read only once, so its batches are kept; and a length that is learned is too."""
+def _rereadable(data: Data, argument: str, batch_size: int) -> Data:
+    """Data that can be read again: the batches of an iterator are kept in memory, and so is a length that was learned."""
     batches = as_batches(data, argument, batch_size)
     return batches if isinstance(data, Iterator) or (isinstance(data, DataLoader) and batches.known is None) else data
 
 
 def _check_forget(model: nn.Module, forget: Data, objective: Objective, batch_size: int) -> torch.Size:
-    """Read the forget data once, before anything is done: they are few, and a mistake in them costs the most. The shape of some logits."""
+    """Check all forget data before anything is done, since they are few, and return the shape of a batch of logits."""
     device, logits = device_of(model), None
     with naming("forget"), in_mode(model, training=False), torch.no_grad():
         for batch in screened(as_batches(forget, "forget", batch_size), "forget", objective):
-            held: Any = to_device(batch, device)
+            batch = to_device(batch, device)
             first = logits is None
             if logits is None:
-                logits = objective.logits(model, held)
+                logits = objective.logits(model, batch)
                 if not torch.isfinite(logits).all():
                     raise ModelError("model: its outputs on the forget data must be finite")
-            objective.check_batch(logits.shape, held, same_batch=first)
+            objective.check_batch(logits.shape, batch, same_batch=first)
     assert logits is not None  # data without a batch are refused where they are read
     return logits.shape
 
 
 def _first_logits(model: nn.Module, data: Batches, argument: str, objective: Objective) -> tuple[Batch, Tensor]:
-    """One batch and what the model makes of it, before anything is done."""
+    """The first batch and its logits, before anything is done."""
     device = device_of(model)
     with naming(argument), seeded(0, device), in_mode(model, training=False), torch.no_grad():
-        held = to_device(next(iter(data)), device)
-        return held, objective.logits(model, held)
+        batch = to_device(next(iter(data)), device)
+        return batch, objective.logits(model, batch)
 
 
 def _check_watched(model: nn.Module, data: Batches, argument: str, objective: Objective) -> None:
-    """Look at one batch before anything is done: an accuracy that cannot be had would be missed only after the first epoch."""
+    """Check one batch before anything is done: an accuracy that cannot be measured would raise only after the first epoch."""
     batch, logits = _first_logits(model, data, argument, objective)
     try:
         targets = as_labels(objective.targets(batch))

@@ -1,4 +1,4 @@
-"""Rules that settings keep, checked where they are given: a wrong one is named at once, not by an error deep inside a run."""
+"""Check settings where they are passed, so that a wrong one is named at once and not by an error deep inside a run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, get_args
 
 from expunge.errors import InputError
 
-LARGEST = 2**63 - 1  # that torch takes as an integer
-MOST_EPOCHS = 10**6  # a training's plan is held in memory, epoch by epoch
+LARGEST = 2**63 - 1  # the largest integer torch takes
+MAX_EPOCHS = 10**6  # a training's plan is kept in memory, epoch by epoch
 
 
 def check_number(argument: str, value: Any, low: float, high: float = math.inf, *, ends: str = "[)", rule: str | None = None) -> None:
-    """A real number between `low` and `high`; `ends` says, as in mathematics, which of the two it may be."""
+    """Require a real number between `low` and `high`; `ends` says which of the two are included, as in "[0, 1)"."""
     holds = isinstance(value, Real) and not _is_flag(value) and _fits(value)
     holds = holds and (low < value or (ends[0] == "[" and value == low)) and (value < high or (ends[1] == "]" and value == high))
     if not holds:
@@ -31,26 +31,26 @@ def check_positive(argument: str, value: Any) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """A finite real number."""
+    """Whether it is a finite real number."""
     return isinstance(value, Real) and _fits(value) and math.isfinite(value)
 
 
 def is_whole(value: Any) -> bool:
-    """An integer, of numpy's too; a bool is none."""
+    """Whether it is an integer, one of numpy's included; a bool is not."""
     return isinstance(value, Integral) and not _is_flag(value)
 
 
-def check_whole(argument: str, value: Any, least: int | None = None, most: int = LARGEST) -> None:
-    """A whole number from `least` to `most`; no rule of a user's own goes beyond what torch takes."""
-    if not is_whole(value) or (least is not None and value < least) or abs(int(value)) > most:
-        known = most if most < LARGEST else "2^63 - 1"
-        bounds = [] if least is None else [f"at least {least}"]
-        bounds += [f"at most {known}"] if is_whole(value) and abs(int(value)) > most else []
+def check_whole(argument: str, value: Any, minimum: int | None = None, maximum: int = LARGEST) -> None:
+    """Require a whole number from `minimum` to `maximum`, which is at most what torch takes."""
+    if not is_whole(value) or (minimum is not None and value < minimum) or abs(int(value)) > maximum:
+        limit = maximum if maximum < LARGEST else "2^63 - 1"
+        bounds = [] if minimum is None else [f"at least {minimum}"]
+        bounds += [f"at most {limit}"] if is_whole(value) and abs(int(value)) > maximum else []
         raise InputError(argument, "must be a whole number" + (f" of {' and '.join(bounds)}" if bounds else ""), shown(value))
 
 
 def check_seed(argument: str, value: Any) -> None:
-    """What torch takes as a seed, of a training with that of all its epochs."""
+    """Require a seed that torch takes."""
     if not is_whole(value) or not -(2**63) <= value < 2**63:
         raise InputError(argument, "must be an integer in [-2^63, 2^63)", shown(value))
 
@@ -61,20 +61,20 @@ def check_flag(argument: str, value: Any) -> None:
 
 
 def check_choice(argument: str, value: Any, choices: Any) -> None:
-    """One of some strings, given as such or as a `Literal`."""
+    """Require one of some strings; `choices` are the strings, or a `Literal` of them."""
     allowed: Iterable[str] = get_args(choices) or choices
     if not isinstance(value, str) or value not in allowed:
         raise InputError(argument, f"must be one of {', '.join(map(repr, allowed))}", shown(value))
 
 
 def check_builder(argument: str, value: Any, rule: str) -> None:
-    """A function, or None."""
+    """Require a function, or None."""
     if value is not None and not callable(value):
         raise InputError(argument, rule, shown(value))
 
 
 def make_plain(settings: Any) -> None:
-    """Numbers of numpy, and fractions, become Python's own: torch does not take all of them, and a `repr` is what is kept of settings."""
+    """Make numpy's numbers and fractions Python's own: torch does not take all of them, and their `repr` goes into stored settings."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         plain = plain_number(value)
@@ -93,7 +93,7 @@ def plain_number(value: Any) -> Any:
 
 
 def shown(value: Any) -> int | float | str:
-    """A value as an error shows it, on one line and not too long, whatever it is."""
+    """Any value as an error shows it: on one line and not too long."""
     plain = int(value) if is_whole(value) else plain_number(value)
     if isinstance(plain, (int, float)):
         return plain
@@ -102,7 +102,7 @@ def shown(value: Any) -> int | float | str:
 
 
 def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")  # of numpy
+    return isinstance(value, bool) or type(value).__name__ in ("bool", "bool_")  # numpy's
 
 
 def _fits(value: Any) -> bool:

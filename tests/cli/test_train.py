@@ -121,10 +121,10 @@ def test_two_trainings_of_one_name_do_not_run_at_once(capsys, tmp_path):
 
 
 def test_a_recipe_is_told_in_one_line():
-    told = training_report.told(recipes.RECIPES["tiny-imagenet"])
+    told = training_report.recipe_line(recipes.RECIPES["tiny-imagenet"])
     expected = "160 epochs, batches of 32, rate 0.1, ×0.1 after 80 and 120, rising over the first 20, momentum 0.9, weight decay 0.0001"
     assert told == f"{expected}, no augmentation"
-    assert training_report.told(recipes.MNIST).startswith("30 epochs, batches of 128, rate 0.01, momentum 0.9")
+    assert training_report.recipe_line(recipes.MNIST).startswith("30 epochs, batches of 128, rate 0.01, momentum 0.9")
 
 
 def test_the_time_left_counts_the_epochs_of_this_call_alone(monkeypatch):

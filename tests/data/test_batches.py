@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from expunge.data.batches import Batches, OnDevice, _read_by_all, as_batches, batch_size, joined, row_reader, take
 from expunge.errors import InputError
 from expunge.fisher import diagonal
-from expunge.runtime.nested import each_place, each_tensor, tensors
+from expunge.runtime.nested import combine_tensors, map_tensors, tensors
 from tests.methods import cases
 
 x, y = torch.arange(30.0).reshape(10, 3), torch.arange(10)
@@ -176,7 +176,7 @@ def test_batches_are_joined_place_by_place():
     first, second = ({"x": [torch.ones(size, 2)], "y": Pair(torch.zeros(size), 0), "name": "a"} for size in (2, 3))
     found = joined([first, dict(reversed(second.items()))], "forget", "one form")
     assert found["x"][0].shape == (5, 2) and found["y"].inputs.shape == (5,) and found["y"].labels == 0 and found["name"] == "a"
-    assert each_place([(x, 1), (2 * x, 1)], lambda parts: parts[1] - parts[0])[0].equal(x)
+    assert combine_tensors([(x, 1), (2 * x, 1)], lambda parts: parts[1] - parts[0])[0].equal(x)
     for other in ((x,), (x, 3), [y, 1.0]):
         with pytest.raises(InputError, match="^forget: one form"):
             joined([(x, y), other], "forget", "one form")
@@ -204,7 +204,7 @@ def test_parts_of_a_batch():
     assert len(tensors(batch)) == 3 and batch_size(batch) == 10
     cut = take(batch, slice(2, 4))
     assert isinstance(cut["pair"], Pair) and cut["pair"].labels[0].tolist() == [2, 3] and cut["pair"].labels[1] == "name"
-    assert torch.equal(each_tensor(x, lambda tensor: -tensor), -x)
+    assert torch.equal(map_tensors(x, lambda tensor: -tensor), -x)
 
 
 BAD = {

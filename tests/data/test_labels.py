@@ -195,8 +195,8 @@ def test_labels_of_other_forms_are_named_with_what_to_do(name):
 @pytest.mark.parametrize(
     "losses, message",
     [
-        (nn.CrossEntropyLoss(), r"must return one loss a sample, shape \(16,\), as torch's losses do with reduction='none'; found \(\)"),
-        (lambda logits, targets: 1.0, "must return one loss a sample.*found float"),
+        (nn.CrossEntropyLoss(), r"must return one loss per sample, shape \(16,\), as torch's losses do with reduction='none'; found \(\)"),
+        (lambda logits, targets: 1.0, "must return one loss per sample.*found float"),
         (lambda logits, targets: {}["a"], "must take the logits and the targets, and raised KeyError: 'a'; found logits float32"),
         (lambda logits, targets: logits @ targets, "raised RuntimeError: .*; found logits float32 .* and targets int64"),
     ],

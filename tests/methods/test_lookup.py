@@ -7,7 +7,7 @@ import pytest
 
 from expunge.errors import InputError
 from expunge.methods import METHODS, FisherMask
-from expunge.methods.lookup import canonical, class_name, default_tuning, method_class, told_apart
+from expunge.methods.lookup import canonical, class_name, default_tuning, distinct_labels, method_class
 from expunge.methods.readings import readings
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
@@ -78,7 +78,7 @@ def test_a_files_path_is_kept_as_written_in_its_shortest_form():
 
 def test_classes_of_one_name_are_told_apart():
     names = ["fisher-mask", "a:Own", "b.py:Other", "c:Other", "d:FisherMask"]
-    assert [*told_apart(names).values()] == ["FisherMask", "Own", "b.py:Other", "c:Other", "d:FisherMask"]
+    assert [*distinct_labels(names).values()] == ["FisherMask", "Own", "b.py:Other", "c:Other", "d:FisherMask"]
 
 
 MISTAKES = {

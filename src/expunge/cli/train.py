@@ -76,7 +76,7 @@ def run_train(options: Train) -> None:
         jobs, watch = plan(options.dataset, options.network, images, seeds, options.without, recipe.augment, options.size)
     if not options.quiet:
         note = recipes.NOTES.get(options.dataset)
-        description = training_report.told(recipe) + (f" ({note})" if note else "")
+        description = training_report.recipe_line(recipe) + (f" ({note})" if note else "")
         print(f"{options.network} on {options.dataset}: {description}", file=sys.stderr, flush=True)
     latest: dict[str, Trained] = {}
     sized = {} if options.size is None else {"size": options.size}

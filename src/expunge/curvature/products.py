@@ -21,8 +21,8 @@ from torch.autograd import grad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from expunge.curvature.vectors import Parts, Vector, check_vector, inner
-from expunge.data.batches import Data, as_batches, batch_size, device_of, few, to_device
-from expunge.data.calling import said
+from expunge.data.batches import Data, as_batches, batch_size, device_of, first_samples, to_device
+from expunge.data.calling import error_summary
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher.engine import undisturbed
@@ -100,7 +100,7 @@ def _gradients(output: Tensor, inputs: Parts, weights: Tensor | None = None, cre
         if "derivative for" not in str(error):
             raise
         rule = "curvature needs a model and a loss that can be differentiated twice"
-        raise InputError("objective", rule, said(error)) from error
+        raise InputError("objective", rule, error_summary(error)) from error
 
 
 class Step:
@@ -116,7 +116,7 @@ class Step:
         if self.device.type == "cuda":
             if self._logits is None:
                 with torch.no_grad():
-                    self._logits = self.objective.logits(self.model, few(batch)).shape
+                    self._logits = self.objective.logits(self.model, first_samples(batch)).shape
             self.objective.check_batch(self._logits, batch)
         self.step(batch)
 

@@ -34,7 +34,7 @@ class ConjugateGradients:
 
     def __post_init__(self) -> None:
         check_positive("damping", self.damping)
-        check_whole("iterations", self.iterations, least=1)
+        check_whole("iterations", self.iterations, minimum=1)
         check_amount("tolerance", self.tolerance)
         make_plain(self)
 
@@ -86,7 +86,7 @@ class LiSSA:
     def __post_init__(self) -> None:
         check_number("damping", self.damping, 0, 1)
         check_positive("scale", self.scale)
-        check_whole("passes", self.passes, least=1)
+        check_whole("passes", self.passes, minimum=1)
         check_seed("seed", self.seed)
         make_plain(self)
 

@@ -1,4 +1,4 @@
-"""Datasets, loaders and plain iterables of batches, as one thing that can be read again and again."""
+"""Read datasets, loaders and plain iterables of batches as one type, which can be iterated again and again."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from expunge.data.objective import Batch
 from expunge.data.promises import Learned, delivered, listed, promised_batches, promised_samples, raise_if_broken_off
 from expunge.data.samplers import check_samplers
 from expunge.errors import InputError
-from expunge.runtime.nested import each_place, each_tensor, leaves, tensors
+from expunge.runtime.nested import combine_tensors, leaves, map_tensors, tensors
 
 Data = Any  # a Dataset, a DataLoader, or an iterable of batches
 FORMS = "must be a dataset, a data loader or an iterable of batches"
 
 
 def joined(batches: Sequence[Batch], argument: str, rule: str) -> Batch:
-    """The samples of all batches as one, on the device of the first; `rule` is what the user is told where they have not one form."""
+    """The samples of all batches as one, on the device of the first; `rule` is the rule in the error where their forms differ."""
     try:
-        return each_place(batches, lambda parts: torch.cat([part.to(parts[0].device) for part in parts]))
+        return combine_tensors(batches, lambda parts: torch.cat([part.to(parts[0].device) for part in parts]))
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         raise InputError(argument, rule, str(error).splitlines()[0]) from error
 
 
-def few(batch: Batch) -> Batch:
-    """Two samples show a graph as well as many do; a batch that cannot be cut (an objective of one's own) is used whole."""
+def first_samples(batch: Batch) -> Batch:
+    """The first two samples, enough to trace a graph; a batch that cannot be cut (with your own objective) is returned whole."""
     try:
         batch_size(batch)
     except InputError:
@@ -51,13 +51,13 @@ def batch_size(batch: Batch) -> int:
 
 
 def take(batch: Batch, rows: slice | Tensor) -> Batch:
-    """Some samples of a batch."""
-    return each_tensor(batch, lambda tensor: tensor[rows])
+    """The samples of a batch at these rows."""
+    return map_tensors(batch, lambda tensor: tensor[rows])
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch there, cut off from whatever graph the caller's tensors are in; nothing is copied that need not be."""
-    return each_tensor(batch, lambda tensor: _plain(tensor).to(device, non_blocking=True))
+    """Move the batch to the device, detached from the caller's autograd graph; tensors are copied only where needed."""
+    return map_tensors(batch, lambda tensor: _plain(tensor).to(device, non_blocking=True))
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -67,14 +67,14 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter or buffer lives."""
+    """The device of the model's first parameter or buffer."""
     for tensor in [*model.parameters(), *model.buffers()]:
         return tensor.device
     return torch.device("cpu")
 
 
 def measuring_size(model: nn.Module) -> int:
-    """Samples a batch where only outputs are wanted: large ones leave a CPU's caches (1000 take twice as long), small ones a GPU idle."""
+    """Batch size where only outputs are computed: large batches leave a CPU's caches (1000 take twice as long), small ones a GPU idle."""
     return 1000 if device_of(model).type == "cuda" else 128
 
 
@@ -95,7 +95,7 @@ class Rows:
 class Batches:
     """Batches that can be iterated again; `shuffled(seed)` gives an epoch in another order.
 
-    The length of a loader that does not say it is learned in the first whole pass. `len` makes one where there was none; `known` does not.
+    The length of a loader that does not say it is learned in the first whole pass. `len` makes that pass where needed; `known` does not.
     """
 
     read: Callable[[int | None], Iterator[Batch]]  # the seed of the order, or None for the order of the data
@@ -127,8 +127,8 @@ class Batches:
 
 
 def as_batches(data: Data, argument: str = "batches", batch_size: int = 128) -> Batches:
-    """Anything a user may hold, as `Batches`. A dataset is cut into batches; a loader keeps its own batches and order
-    (its own shuffling is the epoch's); an iterator, which can be read only once, is kept in memory. What promises a length must keep it."""
+    """Read any data as `Batches`. A dataset is cut into batches; a loader keeps its own batches and order
+    (its shuffling is the epoch's); an iterator, which can be read only once, is kept in memory. A length must be true."""
     if isinstance(data, Batches):
         return data
     data = as_dataset(data, argument)
@@ -167,17 +167,17 @@ def _first_dimension(batch: Batch) -> int:
     return 0 if first is None or not first.dim() else len(first)
 
 
-def _from_list(held: list[Batch]) -> Batches:
+def _from_list(batches: list[Batch]) -> Batches:
     def read(seed: int | None) -> Iterator[Batch]:
-        return iter(held if seed is None else [held[index] for index in _order(len(held), seed)])
+        return iter(batches if seed is None else [batches[index] for index in _order(len(batches), seed)])
 
-    return Batches(read, len(held))
+    return Batches(read, len(batches))
 
 
 def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
     length = _length(dataset, argument)
     at_once = _at_once(dataset, argument)
-    read_rows = at_once or _one_by_one(dataset, argument)
+    read_rows = at_once or _sample_by_sample(dataset, argument)
 
     def read(seed: int | None) -> Iterator[Batch]:
         order = torch.arange(length) if seed is None else _order(length, seed)
@@ -187,11 +187,11 @@ def _from_dataset(dataset: Any, argument: str, batch_size: int) -> Batches:
 
 
 def read_batches(read_rows: Callable[[Tensor], Batch], parts: Iterable[Tensor], argument: str) -> Iterator[Batch]:
-    """A batch for each of some parts of the rows, with a sample for each row."""
+    """A batch for every part of the rows, with one sample per row."""
     for rows in parts:
         try:
             batch = read_rows(rows)
-        except (StopIteration, RuntimeError, IndexError) as error:  # the first would end the data here, and nobody would know
+        except (StopIteration, RuntimeError, IndexError) as error:  # the first would end the data here, unnoticed
             raise_if_broken_off(error, argument)
             raise
         sizes = {len(tensor) for tensor in tensors(batch) if tensor.dim()}
@@ -201,15 +201,15 @@ def read_batches(read_rows: Callable[[Tensor], Batch], parts: Iterable[Tensor], 
 
 
 def row_reader(dataset: Any, argument: str = "dataset") -> Callable[[Tensor], Batch]:
-    """How these rows of a dataset are read as one batch; nothing is copied before.
+    """A function that reads rows of a dataset as one batch; nothing is copied before.
 
     A dataset with a method `batch_of(rows)` is asked for the batch, a structure of tensors; columns of tensors are indexed; subsets and
     concatenations of these pass the rows on. Anything else is read one sample at a time.
     """
-    return _at_once(dataset, argument) or _one_by_one(dataset, argument)
+    return _at_once(dataset, argument) or _sample_by_sample(dataset, argument)
 
 
-def _one_by_one(dataset: Any, argument: str) -> Callable[[Tensor], Batch]:
+def _sample_by_sample(dataset: Any, argument: str) -> Callable[[Tensor], Batch]:
     return lambda rows: _collated([dataset[int(row)] for row in rows], argument)
 
 
@@ -220,8 +220,8 @@ def _at_once(dataset: Any, argument: str) -> Callable[[Tensor], Batch] | None:
     if makes_samples_as(TensorDataset, dataset):
         return lambda rows: tuple(tensor[rows.to(tensor.device)] for tensor in dataset.tensors)
     if makes_samples_as(Subset, dataset) and (inner := _at_once(dataset.dataset, argument)) is not None:
-        held = OnDevice(subset_rows(dataset, argument))
-        return lambda rows: inner(held.at(rows)[rows])
+        subset = OnDevice(subset_rows(dataset, argument))
+        return lambda rows: inner(subset.at(rows)[rows])
     if makes_samples_as(ConcatDataset, dataset):
         parts = [part for part in (_at_once(part, argument) for part in dataset.datasets) if part is not None]
         return _end_to_end(parts, dataset.cumulative_sizes, argument) if len(parts) == len(dataset.datasets) else None
@@ -233,19 +233,19 @@ def makes_samples_as(kind: Any, dataset: Any) -> bool:
 
 
 class OnDevice:
-    """A table that follows the rows it is asked for to their device, moved there once."""
+    """A table that is copied to the device of the rows it is indexed with, once per device."""
 
     def __init__(self, table: Tensor) -> None:
-        self._held = {table.device: table}
+        self._copies = {table.device: table}
 
     def at(self, rows: Tensor) -> Tensor:
-        if rows.device not in self._held:
-            self._held[rows.device] = next(iter(self._held.values())).to(rows.device)
-        return self._held[rows.device]
+        if rows.device not in self._copies:
+            self._copies[rows.device] = next(iter(self._copies.values())).to(rows.device)
+        return self._copies[rows.device]
 
 
 def _end_to_end(readers: list[Callable[[Tensor], Batch]], ends: list[int], argument: str) -> Callable[[Tensor], Batch]:
-    """Rows of several datasets, one after the other: each reads its own, and the samples come back in the order asked for."""
+    """Read rows of concatenated datasets: every dataset reads its own, and the samples are returned in the order of the rows."""
     starts = [0, *ends[:-1]]
 
     def read(rows: Tensor) -> Batch:
@@ -253,26 +253,26 @@ def _end_to_end(readers: list[Callable[[Tensor], Batch]], ends: list[int], argum
         if rows.is_cuda:
             return _read_by_all(readers, ends, rows)
         parts = torch.bucketize(rows, torch.tensor(ends), right=True)
-        held = [readers[part](rows[parts == part] - starts[part]) for part in torch.unique(parts).tolist()]
-        if len(held) == 1:
-            return held[0]
-        whole = joined(held, argument, "the parts of a concatenation must hold samples of one shape")
+        batches = [readers[part](rows[parts == part] - starts[part]) for part in torch.unique(parts).tolist()]
+        if len(batches) == 1:
+            return batches[0]
+        whole = joined(batches, argument, "the parts of a concatenation must hold samples of one shape")
         return take(whole, torch.argsort(torch.argsort(parts, stable=True)))
 
     return read
 
 
 def _read_by_all(readers: list[Callable[[Tensor], Batch]], ends: list[int], rows: Tensor) -> Batch:
-    """Every dataset reads all rows, held to its own, and what belongs to others is not taken: nothing waits for the device."""
-    found = readers[0](rows.clamp(max=ends[0] - 1))
+    """Every dataset reads all rows, clamped to its own, and `where` picks the right ones: nothing waits for the device."""
+    batch = readers[0](rows.clamp(max=ends[0] - 1))
     for reader, start, end in zip(readers[1:], ends, ends[1:], strict=False):
         own = reader((rows - start).clamp(0, end - start - 1))
-        found = each_place([found, own], partial(_chosen, rows >= start))
-    return found
+        batch = combine_tensors([batch, own], partial(_chosen, rows >= start))
+    return batch
 
 
 def _chosen(second: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Of two tensors the second's samples where `second` says so."""
+    """The samples of the second tensor where `second` is true, else those of the first."""
     if parts[0].shape != parts[1].shape:
         raise ValueError(f"samples of shape {tuple(parts[0].shape[1:])} and {tuple(parts[1].shape[1:])}")
     return torch.where(second.view(-1, *(1,) * (parts[0].dim() - 1)), parts[1], parts[0])

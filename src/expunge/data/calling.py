@@ -1,4 +1,4 @@
-"""Call a model with a batch: how a mapping's entries are passed, and what is wrong where the model cannot take them."""
+"""Call a model with a batch, and explain what is wrong where the model cannot take it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RAW = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, Asserti
 
 
 def call_by_name(model: Callable[..., Any], entries: Mapping[str, Any]) -> Any:
-    """Pass entries by keyword; a single one whose name the model's forward does not know is its first argument.
+    """Pass entries by keyword; a single entry whose name the model's forward does not know is passed as its first argument.
 
-    What holds no tensor (names, paths) is left out where the forward does not know it.
+    Entries without tensors (names, paths) are skipped where the forward does not know them.
     """
     known = _keywords(model)
     if known is None:
@@ -41,36 +41,37 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def not_about_inputs(error: BaseException) -> bool:
-    """One of our own, which says all, or the machine's: memory, a device that is broken."""
+    """Whether it is one of our own errors, or one of the machine's: memory, a broken device."""
     return isinstance(error, ExpungeError) or out_of_memory(error) or "CUDA error" in str(error)
 
 
 def unusable(model: Any, batch: Any, error: BaseException) -> InputError:
-    """What to tell of a raw error in a forward pass: the layer it came from, what it says, the batch, and what may help."""
+    """The error to raise for a raw one in a forward pass: the layer it came from, its message, the batch, and what may help."""
     layer, where = _failed_in(model, error)
-    rule = f"must be what the model ({_class_name(model)}) takes; {where}raised {said(error)}{_advice(model, batch, layer, str(error))}"
+    advice = _advice(model, batch, layer, str(error))
+    rule = f"must be what the model ({_class_name(model)}) takes; {where}raised {error_summary(error)}{advice}"
     return InputError("batches", rule, described(batch))
 
 
-def said(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """The kind of an error and its first line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
 
 
-def described(held: Any) -> str:
-    """Types and shapes of what is in a batch."""
-    if isinstance(held, Tensor):
-        return f"{str(held.dtype).removeprefix('torch.')} {tuple(held.shape)}"
-    if isinstance(held, Mapping):
-        return "{" + ", ".join(f"{key}: {described(value)}" for key, value in held.items()) + "}"
-    if isinstance(held, (tuple, list)) and tensors(held):
-        return f"({', '.join(map(described, held))})"
-    return type(held).__name__
+def described(batch: Any) -> str:
+    """The types and shapes of the entries of a batch."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {described(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, (tuple, list)) and tensors(batch):
+        return f"({', '.join(map(described, batch))})"
+    return type(batch).__name__
 
 
 def _advice(model: Any, batch: Any, layer: nn.Module | None, message: str) -> str:
-    """What would mend the two commonest mistakes: another type than the weights have, and channels in the last place."""
+    """How to fix the two commonest mistakes: inputs of another type than the weights, and channels last."""
     inputs = [] if isinstance(layer, nn.Embedding) else tensors(batch[:-1] if isinstance(batch, (tuple, list)) else batch)
     if not isinstance(model, nn.Module) or not inputs:
         return ""
@@ -79,9 +80,9 @@ def _advice(model: Any, batch: Any, layer: nn.Module | None, message: str) -> st
     if not any(tensor.is_floating_point() for tensor in inputs) and re.search("type|Byte|Long", message):
         strange = [inputs[0].dtype]
     if strange and len(types) == 1:
-        held, wanted = (str(dtype).removeprefix("torch.") for dtype in (strange[0], *types))
+        actual, wanted = (str(dtype).removeprefix("torch.") for dtype in (strange[0], *types))
         how = ".float()" if wanted == "float32" else f".to(torch.{wanted})"
-        return f" (inputs are {held} and the model's weights {wanted}: convert the inputs with {how})"
+        return f" (inputs are {actual} and the model's weights {wanted}: convert the inputs with {how})"
     if isinstance(layer, _ConvNd):
         channels, dimensions = layer.in_channels, len(layer.kernel_size) + 2
         if any(tensor.dim() == dimensions and tensor.shape[1] != channels == tensor.shape[-1] for tensor in inputs):

@@ -1,4 +1,4 @@
-"""Refuse objectives that are not of classes where a softmax of the logits, their largest or a random label is asked for."""
+"""Raise for objectives without classes where a softmax, an argmax or a random label is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from expunge.errors import InputError
 
 
 def check_classes(objective: Objective, logits: torch.Size, why: str) -> None:
-    """Logits must be of classes, along dimension 1, and the objective must say so. `why` begins the error's sentence: "SCRUB needs"."""
+    """Require class logits, along dimension 1, of an objective that says so. `why` begins the error's sentence: "SCRUB needs"."""
     if len(logits) < 2 or logits[1] < 2:
         raise InputError("objective", f"{why} logits of shape (N, K, ...) with two classes or more", tuple(logits))
     check_class_logits(objective, why)
@@ -23,5 +23,5 @@ def check_class_logits(objective: Objective, why: str) -> None:
 
 
 def no_labels(objective: Objective, logits: torch.Size | None, targets: Tensor) -> bool:
-    """Fractions, or a number for each logit as where many labels may be true at once: their values name no output of the head."""
+    """Whether targets are fractions, or one number per logit (multi-label): such values name no output of the head."""
     return objective.classes is False or targets.is_floating_point() or (logits is not None and targets.shape[1:] == logits[1:])

@@ -13,9 +13,9 @@ from expunge.errors import InputError
 
 
 def as_dataset(data: Any, argument: str) -> Any:
-    """A tuple of tensors or NumPy arrays that are as long holds the columns of a dataset; all other data come back as they are.
+    """A tuple of tensors or NumPy arrays of one length is read as the columns of a dataset; all other data are returned as they are.
 
-    A list is one of batches, and so is a tuple of other things.
+    A list is a list of batches, and so is a tuple of anything else.
     """
     if type(data) is not tuple or len(data) < 2 or not all(isinstance(column, (Tensor, numpy.ndarray)) for column in data):
         return data
@@ -26,7 +26,7 @@ def as_dataset(data: Any, argument: str) -> Any:
 
 
 def _tensor(column: Tensor | numpy.ndarray, argument: str) -> Tensor:
-    """Without a copy where torch can share an array's memory."""
+    """As a tensor, without a copy where torch can share an array's memory."""
     if isinstance(column, Tensor):
         return column
     shared = column.flags.writeable and all(step >= 0 for step in column.strides)

@@ -1,4 +1,4 @@
-"""Which data a dataset holds: a digest of its tensors, not of the samples it gives, since chance may change these at every reading."""
+"""Identify the data of a dataset by a digest of its tensors, not of its samples, which random transforms may change."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def data_digest(data: Any) -> str | None:
     """SHA-256 over the tensors that a dataset or a loader's dataset shows, in the order of its samples; None where it shows none.
 
     Shown are `tensors` (of a TensorDataset, or of our images) or else `targets` (where torchvision's datasets have their labels), with a
-    row for every sample. A Subset counts by its own rows alone. No sample is read: random transforms and the order of a loader play no
-    part, and nothing else that a dataset may hold does.
+    row for every sample. A Subset counts by its own rows alone. No sample is read: random transforms and the order of a loader do
+    not change the digest, nor does anything else in a dataset.
     """
     dataset = data.dataset if isinstance(data, DataLoader) else data
     digest = hashlib.sha256()
     try:
         return digest.hexdigest() if _add(digest, dataset, torch.arange(size_of(dataset) or 0)) else None
-    except InputError:  # said when the data are read, not here
+    except InputError:  # raised when the data are read, not here
         return None
 
 
@@ -44,8 +44,8 @@ def _add(digest: hashlib._Hash, dataset: Any, rows: Tensor) -> bool:
     for column in columns:
         digest.update(f"{column.dtype}|{tuple(column.shape[1:])}|{len(rows)}|".encode())
         row_bytes = column[0].numel() * column.element_size()
-        for some in rows.to(column.device).split(max(1, CHUNK // max(1, row_bytes))):
-            add_bytes(digest, column[some])
+        for chunk in rows.to(column.device).split(max(1, CHUNK // max(1, row_bytes))):
+            add_bytes(digest, column[chunk])
     return bool(columns)
 
 
@@ -53,8 +53,8 @@ def _add_parts(digest: hashlib._Hash, dataset: ConcatDataset[Any], rows: Tensor)
     ends = ConcatDataset.cumsum([resolved(part, "data") for part in dataset.datasets])
     parts = torch.bucketize(rows, torch.tensor(ends), right=True)
     add_bytes(digest, parts)  # how the rows of the parts follow each other
-    held = zip(dataset.datasets, [0, *ends], strict=False)
-    return any([_add(digest, each, rows[parts == part] - start) for part, (each, start) in enumerate(held)])
+    datasets = zip(dataset.datasets, [0, *ends], strict=False)
+    return any([_add(digest, inner, rows[parts == part] - start) for part, (inner, start) in enumerate(datasets)])
 
 
 def _columns(dataset: Any, size: int) -> list[Tensor]:
@@ -75,9 +75,9 @@ def _has_bytes(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
-def _numbers(given: Any) -> Tensor | None:
+def _numbers(labels: Any) -> Tensor | None:
     """Labels as a tensor; None for others, such as names."""
     try:
-        return given if isinstance(given, Tensor) else torch.tensor(given)
+        return labels if isinstance(labels, Tensor) else torch.tensor(labels)
     except (TypeError, ValueError, RuntimeError):
         return None

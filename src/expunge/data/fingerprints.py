@@ -12,18 +12,18 @@ from torch import Tensor
 
 from expunge.data.objective import Batch
 
-Hashes = numpy.ndarray[Any, numpy.dtype[numpy.int64]]  # one a sample, Python's 64 bits of its bytes
+Hashes = numpy.ndarray[Any, numpy.dtype[numpy.int64]]  # one per sample, Python's 64-bit hash of its bytes
 
 
-SPREAD = 16  # numbers that tell most samples apart
+SPREAD = 16  # numbers per sample, enough to distinguish most
 
 
 class Unreadable(Exception):
-    """A batch whose samples cannot be told apart by bytes."""
+    """A batch whose samples cannot be compared by bytes."""
 
 
 class Matches(NamedTuple):
-    """How many samples a batch holds, which of them are known, each one's number there, and whether padding may hide others."""
+    """The size of a batch, the places of its known samples, their numbers there, and whether padding may hide others."""
 
     size: int
     places: Tensor
@@ -32,7 +32,7 @@ class Matches(NamedTuple):
 
 
 class Fingerprints:
-    """Samples that others are looked up among."""
+    """Known samples, to look others up among."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         columns = [_columns(batch) for batch in batches]
@@ -44,7 +44,7 @@ class Fingerprints:
         self._inputs = _Sorted(numpy.concatenate(largest))
 
     def among(self, batch: Batch) -> Matches:
-        """Which samples of a batch are among these, and each one's number here, the first where there are several.
+        """The samples of a batch that are among these, and their numbers here, the first where there are several.
 
         Labels and a few numbers of the inputs are looked up first: what they rule out is not hashed. Where labels have another form, or
         there are more or fewer entries beside the inputs, the inputs alone decide.
@@ -59,26 +59,26 @@ class Fingerprints:
 
 
 class _Sorted:
-    """Hashes in an order in which others are soon found."""
+    """Sorted hashes, for fast lookup."""
 
     def __init__(self, hashes: Hashes) -> None:
         self.order = numpy.argsort(hashes, kind="stable")
         self.hashes = hashes[self.order]
 
     def among(self, hashes: Hashes) -> tuple[Tensor, Tensor]:
-        """Where hashes stand that are among these, and which they are here."""
+        """The places of the hashes that are among these, and their numbers here."""
         nearest = numpy.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
         places = numpy.flatnonzero(self.hashes[nearest] == hashes)
         return torch.from_numpy(places), torch.from_numpy(self.order[nearest[places]])
 
 
 def fingerprints(batch: Batch) -> Hashes:
-    """One for each sample, whatever the columns are called and in which order they come."""
+    """One hash per sample, whatever the names and the order of the columns."""
     return _sum(_columns(batch))
 
 
 def _columns(batch: Batch) -> list[Tensor]:
-    """What a batch holds of every sample, the smallest first; words by their hashes."""
+    """The columns of a batch, the smallest first; words by their hashes."""
     columns = [column for leaf in _parts(batch) if (column := _column(leaf)) is not None]
     sizes = {len(column) for column in columns}
     if len(sizes) != 1:
@@ -87,7 +87,7 @@ def _columns(batch: Batch) -> list[Tensor]:
 
 
 def _form(columns: Sequence[Tensor]) -> tuple[int, ...]:
-    """How many numbers each column has of a sample."""
+    """The numbers per sample of every column."""
     return tuple(sorted(map(_width, columns)))
 
 
@@ -137,8 +137,8 @@ def _sum(columns: Sequence[Tensor], *hashes: Hashes) -> Hashes:
 def _light(columns: Sequence[Tensor]) -> Hashes:
     """Of the smallest column and of some numbers, here and there, of the largest."""
     rows = columns[-1].reshape(len(columns[-1]), _width(columns[-1]))
-    few = rows[:, torch.linspace(0, rows.shape[1] - 1, SPREAD).long().unique()] if rows.shape[1] > SPREAD else rows
-    return _sum([columns[0], few])
+    spread = rows[:, torch.linspace(0, rows.shape[1] - 1, SPREAD).long().unique()] if rows.shape[1] > SPREAD else rows
+    return _sum([columns[0], spread])
 
 
 def _width(column: Tensor) -> int:

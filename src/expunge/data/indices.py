@@ -1,4 +1,4 @@
-"""Decide which rows of a dataset indices name: the one place where they are read."""
+"""Turn indices and masks into rows of a dataset; nothing else reads indices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def rows_of(indices: Any, size: int | None, argument: str, what: str = "", mask:
     """The rows, int64, that indices name in a dataset of `size` samples (None: it does not say).
 
     Whole numbers of any kind are rows, in their order; below zero they count from the end, unless `from_end` is false. A boolean mask with
-    an entry for every sample names those where it is true. Numbers 0 and 1, one for every sample, are refused: they are a mask by another
-    name, not row 0 and row 1 over and over; of type uint8 torch itself took them for one. `what` says what the indices are of. Without
-    `mask` masks are refused.
+    an entry for every sample names those where it is true. Numbers 0 and 1, one for every sample, are refused: they are a mask, not
+    row 0 and row 1 over and over; torch itself took such uint8 tensors for a mask. `what` names the indices in an error.
+    `mask=False` refuses masks.
     """
     if isinstance(indices, range):
         _check_inside([*indices[:1], *indices[-1:]], size, argument, what, from_end)
@@ -50,7 +50,7 @@ def subset_rows(subset: Subset[Any], argument: str, mask: bool = True) -> Tensor
 
 
 def size_of(dataset: Any) -> int | None:
-    """How many samples a dataset has, in a Subset those of its mask; None where it does not say."""
+    """The number of samples of a dataset, for a Subset those of its mask; None where it has no length."""
     if isinstance(dataset, Subset) and _is_mask(dataset.indices):
         return len(subset_rows(dataset, "dataset"))
     if isinstance(dataset, ConcatDataset):
@@ -79,23 +79,23 @@ def resolved(dataset: Any, argument: str) -> Any:
     return dataset
 
 
-def check_unmasked(dataset: Any, argument: str, seen: frozenset[int] = frozenset()) -> None:
-    """A loader, and a dataset of one's own, reads the subsets below it in torch's way, which knows no masks."""
+def check_unmasked(dataset: Any, argument: str, visited: frozenset[int] = frozenset()) -> None:
+    """Refuse masks below a loader or a user's own dataset: these read subsets as torch does, which knows no masks."""
     if isinstance(dataset, Subset):
         subset_rows(dataset, argument, mask=False)
-    for part in _held_by(dataset):
-        if id(part) not in seen:
-            check_unmasked(part, argument, seen | {id(dataset)})
+    for part in _inner_datasets(dataset):
+        if id(part) not in visited:
+            check_unmasked(part, argument, visited | {id(dataset)})
 
 
-def _held_by(dataset: Any) -> list[Dataset[Any]]:
+def _inner_datasets(dataset: Any) -> list[Dataset[Any]]:
     """The datasets that a dataset has as attributes, or in lists, tuples and mappings of them."""
-    held: list[Dataset[Any]] = []
+    inner: list[Dataset[Any]] = []
     for value in getattr(dataset, "__dict__", {}).values() if isinstance(dataset, Dataset) else ():
         several = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         if isinstance(next(iter(several), None), Dataset):
-            held += [part for part in several if isinstance(part, Dataset)]
-    return held
+            inner += [part for part in several if isinstance(part, Dataset)]
+    return inner
 
 
 def _changed(original: Dataset[Any], **attributes: Any) -> Dataset[Any]:
@@ -177,7 +177,7 @@ def _check_inside(ends: list[int], size: int | None, argument: str, what: str, f
     """The smallest and the largest index, or the first and the last."""
     if size is None:
         return
-    least = -size if from_end else 0
+    lowest = -size if from_end else 0
     for end in ends:
-        if not least <= end < size:
-            raise InputError(argument, f"{what}must be rows of its dataset of {size}" if what else f"must be in [{least}, {size})", end)
+        if not lowest <= end < size:
+            raise InputError(argument, f"{what}must be rows of its dataset of {size}" if what else f"must be in [{lowest}, {size})", end)

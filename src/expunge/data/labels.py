@@ -1,4 +1,4 @@
-"""Check that targets are labels that a head has: their form and their values."""
+"""Check the form and the values of labels against the outputs of the head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from expunge.errors import InputError
 
-IGNORED = -100  # the label torch.nn.functional.cross_entropy leaves out
+IGNORED = -100  # the label torch.nn.functional.cross_entropy skips
 
 
 def as_labels(targets: Tensor) -> Tensor:
@@ -19,8 +19,8 @@ def as_labels(targets: Tensor) -> Tensor:
 def check_labels(logits: torch.Size, targets: Tensor, ignored: int | None = None) -> None:
     """Integer labels must name an output of the head (on CUDA the kernel would otherwise abort the process).
 
-    The logits may be of another batch: samples and positions are not compared, which `check_form` does. `ignored` is the label that a loss
-    of one's own leaves out.
+    The logits may be of another batch: samples and positions are not compared, which `check_form` does. `ignored` is the label that a
+    user's own loss skips.
     """
     if len(logits) < 2 or targets.numel() == 0:
         return
@@ -44,7 +44,7 @@ def check_form(logits: torch.Size, targets: Tensor) -> None:
 def check_likely_labels(logits: torch.Size, targets: Tensor, ignored: int | None = None) -> None:
     """Where an objective does not say whether its outputs are of classes, integers in the form of labels must be outputs of the head.
 
-    Nobody knows that they are labels; but on CUDA a cross-entropy under any name would abort the process for one that is outside.
+    They may not be labels; but on CUDA a cross-entropy under any name would abort the process for one that is outside.
     """
     integers = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
     if integers and len(logits) > 1 and logits[1] > 1 and targets.dim() == len(logits) - 1:
@@ -70,7 +70,7 @@ def _bad_form(logits: torch.Size, targets: Tensor) -> InputError:
 
 
 def form_advice(logits: torch.Size, targets: Tensor) -> str:
-    """What would make labels of targets in one of the commonest other forms."""
+    """How to make labels of targets in the commonest other forms."""
     if targets.shape == logits and not targets.is_floating_point():
         return " (one-hot labels: give labels.argmax(1))"
     if targets.dim() == len(logits) and targets.shape[1:2] == (1,):

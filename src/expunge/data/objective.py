@@ -1,4 +1,4 @@
-"""How a batch becomes logits, targets and one loss a sample."""
+"""Compute logits, targets and one loss per sample from a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from expunge.data.calling import RAW, call_by_name, described, not_about_inputs, said, unusable
+from expunge.data.calling import RAW, call_by_name, described, error_summary, not_about_inputs, unusable
 from expunge.data.labels import as_labels, check_form, check_labels, check_likely_labels
 from expunge.errors import InputError
 from expunge.runtime.nested import Batch
@@ -21,7 +21,7 @@ LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 def model_outputs(model: Callable[..., Any], batch: Batch) -> Tensor:
     """Call the model with everything but the targets, and take the logits out of what it returns.
 
-    A mapping's entries go by name; where there is one alone and the model's forward does not know its name, it is the first argument.
+    A mapping's entries are passed by name. A single entry whose name the model's forward does not know is the first argument.
     """
     if isinstance(batch, Mapping):
         key = _label_key(batch)
@@ -36,9 +36,9 @@ def model_outputs(model: Callable[..., Any], batch: Batch) -> Tensor:
     if logits is None and isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         logits = output[0]
     if not isinstance(logits, Tensor):
-        found = f"{type(output).__name__} {described(output)}" if isinstance(output, (Mapping, tuple, list)) else type(output).__name__
+        form = f"{type(output).__name__} {described(output)}" if isinstance(output, (Mapping, tuple, list)) else type(output).__name__
         rule = "the model must return logits as a tensor, .logits or ['logits']; else give Objective(outputs=...), which takes them out"
-        raise InputError("objective", rule, found)
+        raise InputError("objective", rule, form)
     return logits
 
 
@@ -51,7 +51,7 @@ def batch_targets(batch: Batch) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """−log p(y|x) of each sample, summed over its positions where logits are (N, K, ...)."""
+    """−log p(y|x) per sample, summed over its positions where logits are (N, K, ...)."""
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     labels = targets if targets.is_floating_point() else targets.long()
     losses = torch.nn.functional.cross_entropy(wide, labels, reduction="none")
@@ -60,11 +60,11 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Objective:
-    """Three functions that connect any model and any batch; each can be replaced by one's own.
+    """Three functions that connect any model and any batch; replace any of them by your own.
 
-    `losses(logits, targets)` must return one loss a sample, shape (N,): the negative log-likelihood. `classes` says whether the outputs
-    are class logits (N, K, ...), a softmax over dimension 1, and the targets labels in [0, K) or probabilities: True or False beside a
-    loss of one's own; the default loss is always of classes. Where it is None with a loss of one's own, what needs classes is refused.
+    `losses(logits, targets)` must return one loss per sample, shape (N,): the negative log-likelihood. `classes` says whether the outputs
+    are class logits (N, K, ...), a softmax over dimension 1, and the targets labels in [0, K) or probabilities: True or False beside
+    your own loss; the default loss always has classes. Where it is None with your own loss, methods that need classes raise.
     """
 
     outputs: Callable[[Callable[..., Any], Batch], Tensor] = model_outputs
@@ -85,11 +85,11 @@ class Objective:
 
     @property
     def of_classes(self) -> bool:
-        """Whether the outputs are class logits: what was said, and of the default loss."""
+        """Whether the outputs are class logits: as `classes` says, and always with the default loss."""
         return self.losses is cross_entropy if self.classes is None else self.classes
 
     def logits(self, model: Callable[..., Any], batch: Batch) -> Tensor:
-        """What `outputs` returns. What a model raises for a batch that it cannot take becomes an error that names both."""
+        """Call `outputs`. An error of a model that cannot take the batch is raised as one that names both."""
         try:
             logits = self.outputs(model, batch)
         except RAW as error:
@@ -97,14 +97,14 @@ class Objective:
                 raise
             raise unusable(model, batch, error) from error
         if not isinstance(logits, Tensor) or logits.dim() == 0:
-            found = "a single number" if isinstance(logits, Tensor) else type(logits).__name__
-            raise InputError("objective.outputs", "must return the logits, a tensor with a row for each sample", found)
+            form = "a single number" if isinstance(logits, Tensor) else type(logits).__name__
+            raise InputError("objective.outputs", "must return the logits, a tensor with a row for each sample", form)
         return logits
 
     def check_targets(self, logits: torch.Size, targets: Tensor, same_batch: bool = True) -> None:
         """Labels must be inside the head, whatever the loss is called; `same_batch`: the logits are those of these targets.
 
-        Targets that are no tensor are left to the losses, and so are all where the outputs are said to be of no classes.
+        Targets that are no tensor are left to the losses, and so are all targets with `classes=False`.
         """
         if not isinstance(targets, Tensor) or self.classes is False:
             return
@@ -117,7 +117,7 @@ class Objective:
         check_labels(logits, targets, ignored)
 
     def check_batch(self, logits: torch.Size, batch: Batch, same_batch: bool = False) -> None:
-        """`check_targets` of a batch; it need not hold any where the outputs are not of classes and nothing asks for them."""
+        """`check_targets` of a batch; a batch needs no targets where the outputs are not of classes."""
         try:
             targets = self.targets(batch)
         except RAW as error:
@@ -125,13 +125,13 @@ class Objective:
                 raise
             if isinstance(error, InputError):
                 return
-            rule = f"must find the targets in a batch, and raised {said(error)}"
+            rule = f"must find the targets in a batch, and raised {error_summary(error)}"
             raise InputError("objective.targets", rule, described(batch)) from error
         self.check_targets(logits, targets, same_batch)
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The losses, checked: one finite-shaped value a sample, labels inside the head."""
-        # A capture cannot look at values: the batches before it and the one it is made from were looked at.
+        """The losses, checked: one value per sample, labels inside the head."""
+        # A CUDA graph capture cannot read values: the batches before it and the captured one were checked.
         if not (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.check_targets(logits.shape, targets)
         try:
@@ -139,11 +139,11 @@ class Objective:
         except RAW as error:
             if not_about_inputs(error):
                 raise
-            rule = f"must take the logits and the targets, and raised {said(error)}"
+            rule = f"must take the logits and the targets, and raised {error_summary(error)}"
             raise InputError("objective.losses", rule, f"logits {described(logits)} and targets {described(targets)}") from error
         shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         if shape != tuple(logits.shape[:1]):
-            rule = f"must return one loss a sample, shape {tuple(logits.shape[:1])}, as torch's losses do with reduction='none'"
+            rule = f"must return one loss per sample, shape {tuple(logits.shape[:1])}, as torch's losses do with reduction='none'"
             raise InputError("objective.losses", rule, shape)
         return losses
 

@@ -1,4 +1,4 @@
-"""Refuse remain data that hold samples of the forget set: training on them would bring back what must go."""
+"""Raise where remain data contain samples of the forget set: training on them would undo the forgetting."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def check_disjoint(forget: Data, remain: Data, objective: Objective = Objective(
     """No sample may be both to forget and to keep.
 
     Two samples are the same where they are one row of a dataset, or one place in memory, and have the same label. Loaders, samplers,
-    subsets, concatenations and views that keep the labels are seen through; a transform makes no other sample of a row, another label does.
+    subsets, concatenations and views that keep the labels are traced to their dataset; a transform does not make another sample of a row,
+    another label does.
     Forget and remain data that have no dataset in common are compared by content: by what datasets store of their records, else by the
-    samples, which are read for it. What chance changes at every reading has no content to compare: an `UncheckedWarning` says so.
+    samples, which are read for it. Samples that random transforms change cannot be compared: an `UncheckedWarning` says so.
     """
     if forget is remain:
         raise InputError("remain", "must not be the forget set", "the same object")
     with seeded(0, torch.device("cpu")):
-        lost, kept = parts_of(forget, "forget", objective), parts_of(remain, "remain", objective)
-        _check_rows(lost, kept, objective)
+        forget_parts, remain_parts = parts_of(forget, "forget", objective), parts_of(remain, "remain", objective)
+        _check_rows(forget_parts, remain_parts, objective)
         comparison = _Comparison(objective, progress)
-        verdicts = [verdict for part in kept for verdict in comparison.by_content(part, lost)]
+        verdicts = [verdict for part in remain_parts for verdict in comparison.by_content(part, forget_parts)]
     rows = sorted({row for verdict in verdicts for row in verdict.equal})
     if rows:
         raise InputError("remain", EQUAL, f"{len(rows)} equal, at index {', '.join(map(str, rows[:5]))}{', ...' if rows[5:] else ''}")
@@ -49,17 +50,17 @@ def check_disjoint(forget: Data, remain: Data, objective: Objective = Objective(
 
 
 class Verdict(NamedTuple):
-    """What a comparison of contents found: remain samples that equal one of the forget set, by their index; why it could not be made."""
+    """The result of comparing contents: the indices of remain samples that equal a forget sample, or why nothing could be compared."""
 
     equal: list[int] = []
     unchecked: str | None = None
 
 
-def _check_rows(lost: Sequence[Part | Stream], kept: Sequence[Part | Stream], objective: Objective) -> None:
-    """By rows of one dataset, and by places in memory."""
+def _check_rows(forget_parts: Sequence[Part | Stream], remain_parts: Sequence[Part | Stream], objective: Objective) -> None:
+    """Compare by rows of one dataset, and by addresses in memory."""
     shared: dict[int, set[int]] = {}
-    for part in kept:
-        for other in lost:
+    for part in remain_parts:
+        for other in forget_parts:
             if isinstance(part, Part) and isinstance(other, Part):
                 places = _same_labels(part, other, *_same_records(part, other), objective)
                 shared.setdefault(id(part.origin), set()).update(part.numbers[places].tolist())
@@ -69,7 +70,7 @@ def _check_rows(lost: Sequence[Part | Stream], kept: Sequence[Part | Stream], ob
 
 
 def _same_records(part: Part, other: Part) -> tuple[Tensor, Tensor]:
-    """Where in the part records stand that the other has too, and where they do there."""
+    """The places of records that are in both parts, in the first and in the other."""
     if part.origin is other.origin:
         return _equal(part.numbers, other.numbers)
     mine, theirs = memory_of(part.origin, part.numbers), memory_of(other.origin, other.numbers)
@@ -93,8 +94,8 @@ def _same_labels(part: Part, other: Part, places: Tensor, others: Tensor, object
     return places if mine is None or theirs is None else places[same_rows(mine, theirs)]
 
 
-def _told_apart(part: Part | Stream, other: Part | Stream) -> bool:
-    """Whether rows have decided: in one dataset, or in one storage."""
+def _decided_by_rows(part: Part | Stream, other: Part | Stream) -> bool:
+    """Whether their rows decide which samples are the same: in one dataset, or in one storage."""
     if isinstance(part, Stream) or isinstance(other, Stream):
         return False
     if {*map(id, part.within)} & {*map(id, other.within)}:
@@ -114,10 +115,10 @@ class _Comparison:
         self._known: dict[tuple[Any, ...], Fingerprints] = {}
         self._steady: dict[Part | Stream, bool] = {}
 
-    def by_content(self, part: Part | Stream, lost: Sequence[Part | Stream]) -> Iterator[Verdict]:
-        """Of what rows have not told apart: by what is stored of the records, then by the samples where that does not decide."""
-        others = [other for other in lost if not _told_apart(part, other)]
-        alike = [other for other in others if isinstance(part, Part) and isinstance(other, Part) and _one_kind(part, other)]
+    def by_content(self, part: Part | Stream, forget_parts: Sequence[Part | Stream]) -> Iterator[Verdict]:
+        """Compare what rows do not decide: by the stored records, then by the samples where these do not decide."""
+        others = [other for other in forget_parts if not _decided_by_rows(part, other)]
+        alike = [other for other in others if isinstance(part, Part) and isinstance(other, Part) and _same_kind(part, other)]
         if alike and isinstance(part, Part):
             places, decided = self._stored_alike(part, alike)
             yield Verdict(_indices(part, places))
@@ -145,7 +146,7 @@ class _Comparison:
         return torch.cat(same), mine.tells_all and not padded
 
     def _by_samples(self, part: Part | Stream, others: Sequence[Part | Stream]) -> Verdict:
-        """By the samples as they are read."""
+        """Compare the samples as they are read."""
         chance = "samples differ from reading to reading, as random transforms make them"
         try:
             with naming("remain"):
@@ -161,7 +162,7 @@ class _Comparison:
             return Verdict(unchecked="samples that are not tensors with one row each")
         if padded:
             return Verdict(_indices(part, places), "texts are padded to other lengths")
-        # A stream that differs may be shuffled, or changed by chance: nobody can tell.
+        # A stream that differs may be shuffled or changed by chance; which of the two is unknown.
         return Verdict(_indices(part, places), chance if unsteady else None)
 
     def _is_steady(self, other: Part | Stream) -> bool:
@@ -176,7 +177,7 @@ class _Comparison:
         return self._known[key]
 
 
-def _one_kind(part: Part, other: Part) -> bool:
+def _same_kind(part: Part, other: Part) -> bool:
     if part.rows_are_batches or other.rows_are_batches:
         return False
     mine, theirs = stored_by(part.origin), stored_by(other.origin)
@@ -184,9 +185,9 @@ def _one_kind(part: Part, other: Part) -> bool:
 
 
 def _stored(part: Part) -> Iterator[Batch]:
-    held = stored_by(part.origin)
-    assert held is not None
-    return map(held.read, part.numbers.split(CHUNK))
+    stored = stored_by(part.origin)
+    assert stored is not None
+    return map(stored.read, part.numbers.split(CHUNK))
 
 
 def _looked_up(batches: Iterable[Batch], known: Fingerprints) -> tuple[Tensor, Tensor, bool]:
@@ -211,5 +212,5 @@ def _steady(part: Part | Stream) -> bool:
 
 
 def _indices(part: Part | Stream, places: Tensor) -> list[int]:
-    """Where samples of a part stand in the whole of the data."""
+    """The indices of samples of a part in the whole data."""
     return (part.place[places] if isinstance(part, Part) and not part.rows_are_batches else places).tolist()

@@ -1,4 +1,4 @@
-"""Hold data to the number of batches and samples they promise: data that end early would go by unseen."""
+"""Check that data give as many batches and samples as they promise: data that end early would go unnoticed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ EARLY = "a StopIteration while a sample or a batch is made ends data early, and 
 
 
 class Learned:
-    """The number of batches of data that do not say it: known once they were read to the end, and the same from then on."""
+    """The number of batches of data without a length: known once they were read to the end, and the same from then on."""
 
     def __init__(self) -> None:
         self.number: int | None = None
 
 
 def promised_batches(loader: DataLoader[Any]) -> int | Learned:
-    """How many batches a loader says it has. Several workers on a stream each end with a batch of their own, so that nobody can say."""
+    """The number of batches a loader says it has; unknown for a stream with several workers, each of which ends with its own batch."""
     if isinstance(loader.dataset, IterableDataset) and loader.num_workers > 1:
         return Learned()
     try:
@@ -33,8 +33,8 @@ def promised_batches(loader: DataLoader[Any]) -> int | Learned:
 
 
 def promised_samples(loader: DataLoader[Any]) -> int | None:
-    """How many samples a loader says it has; None where nobody can say: a `collate_fn` may leave some out, a batch sampler of one's own
-    takes what it likes, and so may what goes with the last batch of a stream."""
+    """The number of samples a loader says it has; None where that is unknown: a `collate_fn` may skip some, a custom batch sampler may
+    take any, and a stream may drop its last batch."""
     stream = isinstance(loader.dataset, IterableDataset)
     if loader.batch_size is None or loader.collate_fn is not default_collate or (stream and loader.drop_last):
         return None

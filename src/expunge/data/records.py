@@ -1,4 +1,4 @@
-"""Trace the samples of data to the records they are made of: rows of a dataset, and what it holds of them."""
+"""Trace samples to the records they are made of: rows of a dataset, and what it stores of them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from expunge.data.objective import Batch, Objective
 from expunge.data.samplers import loader_rows
 from expunge.errors import InputError
 
-PROBE = 16  # rows that tell whether a dataset is a view of the one it holds, and whether chance has a part in its samples
+PROBE = 16  # rows read to see whether a dataset is a view of the one it wraps, and whether its samples are random
 CHUNK = 1024  # samples read at once
 
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """Batches, of whose rows nobody can say more."""
+    """Batches whose rows are unknown."""
 
     source: Batches
 
@@ -69,7 +69,7 @@ class Part:
 
 
 def parts_of(data: Data, argument: str, objective: Objective) -> list[Part | Stream]:
-    """The data by the datasets that their samples come from."""
+    """Split data by the datasets that their samples come from."""
     data = as_dataset(data, argument)
     batches = as_batches(data, argument)
     source = batches.source
@@ -80,7 +80,7 @@ def parts_of(data: Data, argument: str, objective: Objective) -> list[Part | Str
         return [replace(part, loader=source) for part in _traced(source.dataset, rows, argument, objective)]
     if source is None:  # a list of batches
         return [Stream(batches)]
-    dataset = source if isinstance(data, Batches) else data  # a mask would have been resolved in a copy, of which nobody else knows
+    dataset = source if isinstance(data, Batches) else data  # a mask would have been resolved in a copy, which no other data share
     return [*_traced(dataset, torch.arange(len(source)), argument, objective)]
 
 
@@ -95,15 +95,15 @@ def _traced(dataset: Any, rows: Tensor, argument: str, objective: Objective) -> 
     elif isinstance(dataset, Subset):
         parts = _traced(dataset.dataset, subset_rows(dataset, argument)[rows], argument, objective)
         if not makes_samples_as(Subset, dataset):
-            parts = [_seen_through(resolved(dataset, argument), rows, part) for part in parts]
+            parts = [_through_view(resolved(dataset, argument), rows, part) for part in parts]
     elif (inner := _viewed(dataset, rows, objective)) is not None:
-        parts = [_seen_through(dataset, rows, part) for part in _traced(inner, rows, argument, objective)]
+        parts = [_through_view(dataset, rows, part) for part in _traced(inner, rows, argument, objective)]
     else:
         parts = [Part(dataset, rows, dataset, rows, torch.arange(len(rows)))]
     return [replace(part, within=(*part.within, dataset)) for part in parts]
 
 
-def _seen_through(view: Any, rows: Tensor, part: Part) -> Part:
+def _through_view(view: Any, rows: Tensor, part: Part) -> Part:
     return replace(part, data=view, rows=rows[part.place])
 
 
@@ -125,10 +125,10 @@ def _viewed(dataset: Any, rows: Tensor, objective: Objective) -> Any:
     A view whose samples count as others, such as one that stamps a trigger on them, says so by `alters_samples = True`.
     """
     attributes = getattr(dataset, "__dict__", {}).items()
-    held = [(name, value) for name, value in attributes if isinstance(value, Dataset) and not isinstance(value, IterableDataset)]
-    if len(held) != 1 or size_of(held[0][1]) != size_of(dataset) or getattr(dataset, "alters_samples", False) or not len(rows):
+    datasets = [(name, value) for name, value in attributes if isinstance(value, Dataset) and not isinstance(value, IterableDataset)]
+    if len(datasets) != 1 or size_of(datasets[0][1]) != size_of(dataset) or getattr(dataset, "alters_samples", False) or not len(rows):
         return None
-    name, inner = held[0]
+    name, inner = datasets[0]
     probe = rows[torch.linspace(0, len(rows) - 1, min(PROBE, len(rows))).long()]
     labels, own = labels_at(inner, probe, objective), labels_at(dataset, probe, objective)
     if labels is None or own is None or not same_rows(labels, own).all():
@@ -137,7 +137,7 @@ def _viewed(dataset: Any, rows: Tensor, objective: Objective) -> Any:
 
 
 class _Noting(Dataset[Any]):
-    """A dataset, and the rows that it is asked for."""
+    """A dataset that notes the rows it is asked for."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -155,7 +155,7 @@ class _Noting(Dataset[Any]):
 
 
 def _reads_its_rows(view: Any, name: str, inner: Any, rows: Tensor) -> bool:
-    """Whether a dataset asks the one it holds for each of these rows alone; also true where that cannot be seen."""
+    """Whether a dataset reads only the requested row of the one it wraps; also true where that cannot be observed."""
     noting, size = _Noting(inner), size_of(inner) or 0
     try:
         noted = copy.copy(view)
@@ -165,13 +165,13 @@ def _reads_its_rows(view: Any, name: str, inner: Any, rows: Tensor) -> bool:
             noted[row]
             if not noting.rows <= {row, row - size}:
                 return False
-    except Exception:  # a class of somebody's that is not to be copied, or has its data from elsewhere
+    except Exception:  # a user's class that cannot be copied, or reads its data elsewhere
         return True
     return True
 
 
 def labels_at(dataset: Any, rows: Tensor, objective: Objective) -> Tensor | None:
-    """The targets of some samples, as they are read; None where they cannot be told."""
+    """The targets of some samples, as they are read; None where they cannot be read."""
     try:
         if callable(getattr(dataset, "batch_of", None)) or makes_samples_as(TensorDataset, dataset):
             return objective.targets(row_reader(dataset)(rows)).cpu()

@@ -1,4 +1,4 @@
-"""Which rows of its dataset a loader reads."""
+"""Determine which rows of its dataset a loader reads."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def check_samplers(loader: DataLoader[Any], argument: str) -> None:
 
 
 def loader_rows(loader: DataLoader[Any], argument: str) -> Tensor | None:
-    """The rows a loader may read, whatever its order in an epoch; None where only reading it would tell.
+    """The rows a loader may read, whatever its order in an epoch; None where only reading it would show.
 
-    A sampler that draws may come to any row of what it draws from, which need not be the dataset: `RandomSampler(range(40))`. One of one's
-    own is read twice: where it draws other rows the second time it may come to more, and an `UncheckedWarning` says so.
+    A sampler that draws may draw any row of its source, which need not be the dataset: `RandomSampler(range(40))`. A user's own sampler
+    is read twice: where it draws other rows the second time it may draw more, and an `UncheckedWarning` says so.
     """
     size = size_of(loader.dataset)
     if size is None or isinstance(loader.dataset, IterableDataset):
@@ -70,7 +70,7 @@ def loader_rows(loader: DataLoader[Any], argument: str) -> Tensor | None:
 
 
 def _source(loader: DataLoader[Any]) -> Any:
-    """What decides on the rows: the sampler, or what takes its place."""
+    """What decides on the rows: the sampler, or the batch sampler in its place."""
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     while type(sampler) is BatchSampler:
         sampler = sampler.sampler
@@ -78,7 +78,7 @@ def _source(loader: DataLoader[Any]) -> Any:
 
 
 def _drawn_from(source: Any, size: int, argument: str) -> Tensor:
-    """As many rows, from the first on, as what a sampler of torch's was made for has."""
+    """The rows of the source that one of torch's samplers was made for, from the first on."""
     made_for = size_of(source.dataset if type(source) is DistributedSampler else source.data_source)
     return rows_of(range(size if made_for is None else made_for), size, argument, WHAT, mask=False)
 

@@ -1,4 +1,4 @@
-"""What a dataset holds of each record, before its transforms, and where in memory it lies."""
+"""Read what a dataset stores of its records, before transforms, and where in memory it lies."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Memory(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """How to read what is stored of some records. Where kinds are equal records can be compared, and where `tells_all` other records make
-    other samples."""
+    """How to read what is stored of some records. Records of equal `kind` can be compared; where `tells_all`, different records make
+    different samples."""
 
     kind: tuple[Any, ...]
     read: Callable[[Tensor], Batch]

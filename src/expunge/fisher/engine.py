@@ -62,14 +62,14 @@ def diagonal(
     left as they were.
     """
     check_choice("kind", kind, KINDS)
-    check_whole("draws", draws, least=1, most=MAX_DRAWS)
-    check_whole("seed", seed, least=0)
+    check_whole("draws", draws, minimum=1, maximum=MAX_DRAWS)
+    check_whole("seed", seed, minimum=0)
     objective = Objective() if objective is None else objective
     check_objective(objective)
     if kind != "empirical":  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
         check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
     wanted = _wanted(model, parameters)
-    check_whole("batch_size", batch_size, least=1)
+    check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))
     digest = weights_digest(model)
     with undisturbed(model, wanted):

@@ -14,14 +14,14 @@ from torch.func import functional_call, vjp, vmap
 from expunge.data.batches import batch_size, take
 from expunge.data.objective import Batch, Objective
 from expunge.fisher.closed_forms.scratch import chunks, wide
-from expunge.runtime.nested import each_tensor
+from expunge.runtime.nested import map_tensors
 
 Squares = dict[str, Tensor]
 
 
 def fresh(batch: Batch) -> Batch:
     """A copy for one forward pass: a model may change its input in place, and the caller's may carry a graph."""
-    return each_tensor(batch, lambda tensor: tensor.detach().clone())
+    return map_tensors(batch, lambda tensor: tensor.detach().clone())
 
 
 def looped(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Sequence[Tensor], objective: Objective) -> Squares:
@@ -62,7 +62,7 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
                     model, {place: values[name] for name in names for place in places[name]}, args, kwargs, tie_weights=False
                 )
 
-            return objective.logits(call, each_tensor(sample, lambda tensor: tensor[None]))[0]
+            return objective.logits(call, map_tensors(sample, lambda tensor: tensor[None]))[0]
 
         logits, pull = vjp(outputs, chosen)[:2]
         (gradients,) = vmap(pull)(rows.to(logits.dtype))

@@ -1,4 +1,4 @@
-"""Ways to forget: each a frozen dataclass whose fields are its settings."""
+"""Collect the methods: frozen dataclasses whose fields are their settings."""
 
 from expunge.methods.activation import ActivationMask, TfIdfMask
 from expunge.methods.context import Method, Run

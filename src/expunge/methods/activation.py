@@ -1,4 +1,4 @@
-"""Set channels to zero that answer to the forget data, then fine-tune: by mean activation, or by its TF-IDF over classes."""
+"""Zero the channels that the forget data activate, chosen by mean activation or by its TF-IDF over classes, then fine-tune."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from expunge.validate import check_choice, check_flag, check_number, check_seed,
 class ActivationMask:
     """Zero the share `ratio` of channels that the forget data activate more than the remain data do, then fine-tune.
 
-    score_j = A_f,j − A_r,j, A_f,j and A_r,j the means over each set of A_ij, the mean over positions of ReLU(BN(conv)); of a chosen
-    channel the rows of the weight and the bias go to zero (section Masking with Activation Values). The unit is the channel (the unit,
-    in a Linear), so there is no `granularity`, and `ratio` counts channels. Without remain data (and then without `tuning`) A_f stands
-    alone.
+    score_j = A_f,j − A_r,j, A_f,j and A_r,j the means over each set of A_ij, the mean over positions of ReLU(BN(conv)). The weight rows
+    and the bias of a chosen channel are set to zero (section Masking with Activation Values). Whole channels are masked (output units of
+    a Linear), so there is no `granularity`, and `ratio` counts channels. Without remain data, `tuning` must be None and the score is A_f.
 
     Departures: the released program divides sums by the number of batches, also zeroes BatchNorm, and rounds the number of channels down:
     `as_released()`.
@@ -55,7 +54,7 @@ class ActivationMask:
 
     @classmethod
     def as_released(cls, ratio: float = 0.02, tuning: Tuning | None = Tuning(), rounding: Rounding = "down") -> ActivationMask:
-        """The settings of the authors' released program: γ, β, running mean and variance go to zero with the channel."""
+        """The settings of the authors' released program: γ, β, running mean and variance are set to zero with the channel."""
         return cls(ratio, average="batches", with_norm=True, tuning=tuning, rounding=rounding)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
@@ -78,16 +77,16 @@ class ActivationMask:
 
 @dataclass(frozen=True)
 class TfIdfMask:
-    """Zero the channels that answer to the forgotten classes and to few others, then fine-tune: classes are documents, channels words.
+    """Zero the channels that the forgotten classes activate and few others do, then fine-tune: classes are documents, channels words.
 
     a[c, u] = mean over class c of the mean over positions of ReLU(conv), before BatchNorm.
     score_u = TF·IDF, TF = a[c, u] / Σ_u' a[c, u'] over the layer's channels u', averaged over the forgotten classes c,
     IDF = log((1 + K) / (1 + #{c' : a[c', u] ≥ mean over the layer's channels of a[c', ·]})).
-    The share `ratio` of channels with the highest scores goes to zero, weight and bias; BatchNorm stays (section Masking with Activation
-    Values, after Wang et al. 2022). For whole categories only: no label may be in both sets. `batches` limits each set to as many, drawn
-    with `seed`.
+    The share `ratio` of channels with the highest scores is set to zero, weight and bias; BatchNorm stays (section Masking with Activation
+    Values, after Wang et al. 2022). For whole classes only: no label may be in both sets. `batches` limits each set to that many batches,
+    drawn with `seed`.
 
-    Departures: the released programs, the paper's and Wang's, have another IDF, zero the lowest scores and look at few samples:
+    Departures: the released programs, the paper's and Wang's, have another IDF, zero the lowest scores and read few samples:
     `as_released()`.
     """
 
@@ -104,7 +103,7 @@ class TfIdfMask:
         check_choice("scope", self.scope, Scope)
         check_choice("reading", self.reading, ("text", "released"))
         if self.batches is not None:
-            check_whole("batches", self.batches, least=1)
+            check_whole("batches", self.batches, minimum=1)
         check_seed("seed", self.seed)
         check_flag("include_head", self.include_head)
         check_tuning(self.tuning)

@@ -1,4 +1,4 @@
-"""What a method is given beside its settings: how to read data, edit weights and train, with records made on the way."""
+"""Give a method what it needs beside its settings: how to read data, edit weights, train, and record the model after every epoch."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ from expunge.validate import shown
 
 @dataclass(frozen=True)
 class Run:
-    """`head` names the classifier's parameters (None: found from the graph); `batch_size` is for measuring, a `Tuning` has its own;
-    `logits` is the shape of what the model puts out for some batch.
+    """How a method reads data, edits weights and trains.
 
-    `after_epoch(epoch)` makes a record of the model: `train` calls it, before any training for epoch 0 and after every epoch. A method with
-    a loop of its own calls it itself. `epochs` are those recorded so far.
+    `head` names the classifier's parameters (None: read from the graph). `batch_size` is for measuring; a `Tuning` has its own. `logits` is
+    the shape of the model's output for some batch.
+
+    `after_epoch(epoch)` records the model. `train` calls it before any training (epoch 0) and after every epoch. A method with a loop of
+    its own calls it itself. `epochs` are those recorded so far.
     """
 
     objective: Objective = Objective()
@@ -61,7 +63,7 @@ class Run:
             zeroed = {name: parameter.detach().masked_fill(part, 0) for name, (parameter, part) in parts.items()}
             patch = Patch.setting(model, {**values, **zeroed})
         if (masks or not values) and all(torch.equal(edit.old, edit.new) for edit in patch.edits.values()):
-            # Whatever is forgotten then, training did it.
+            # Otherwise what training alone forgets would be taken for the mask's work.
             named = f"all {len(patch)} weights it names are zero already" if len(patch) else "it names no weight; give a larger ratio"
             warnings.warn(f"the mask changed nothing: {named}", NoEffectWarning, stacklevel=2)
         patch.apply(model)
@@ -96,7 +98,7 @@ class Run:
         tuning: Tuning,
         hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
     ) -> None:
-        """`train` where an epoch, counted from 0, is several passes, or where weights are held (`training.holding`)."""
+        """`train` where an epoch, counted from 0, is several passes, or where weights are kept in place (`training.holding`)."""
         self.begin()
         done = max(self.epochs, default=0)  # a second training counts on
         train_phases(model, phases, tuning, self.objective, hold, lambda epoch: self.after_epoch(done + epoch), self.progress)
@@ -107,7 +109,7 @@ class Run:
             self.after_epoch(0)
 
     def batches(self, data: Data, argument: str) -> Batches:
-        """Batches to measure with, looked at as they are read."""
+        """Batches to measure with, checked as they are read."""
         return screened(as_batches(data, argument, self.batch_size), argument, self.objective, self.logits)
 
     def head_of(self, model: nn.Module, data: Data) -> tuple[str, ...]:
@@ -122,7 +124,7 @@ class Run:
 
 
 class Method(Protocol):
-    """Settings that can be called: changes the given model, and returns what it set before any training (a mask, noise), if anything."""
+    """Settings that can be called. The call changes the model in place and returns what it edited before any training, or None."""
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None: ...
 
@@ -133,7 +135,7 @@ def needs_remain(remain: Data | None, why: str) -> None:
 
 
 def class_shape(model: nn.Module, forget: Data, run: Run, why: str) -> torch.Size:
-    """The shape of some logits of the forget data, which must be of classes."""
+    """The shape of the logits of one forget batch, which must be class logits."""
     device = device_of(model)
     with seeded(0, device), in_mode(model, training=False), torch.no_grad():
         batch = to_device(next(iter(run.batches(forget, "forget"))), device)
@@ -143,7 +145,7 @@ def class_shape(model: nn.Module, forget: Data, run: Run, why: str) -> torch.Siz
 
 
 def check_tuning(settings: Tuning | None, method: str = "") -> None:
-    """A `Tuning`; or none, where no `method` that cannot do without is named."""
+    """Require a `Tuning`, or None unless `method` names a method that cannot do without."""
     if not isinstance(settings, Tuning) and (method or settings is not None):
         rule = f"{method} trains, and needs a Tuning" if method else "must be a Tuning, or None for no training"
         raise InputError("tuning", rule, shown(settings))

@@ -31,8 +31,8 @@ class SSD:
     w_j ← min(λ·F̄_D,j / F̄_f,j, 1)·w_j where F̄_f,j > α·F̄_D,j, with F̄ the mean over the forget data and over all data D, the classifier
     included. `threshold` is α, `dampening` λ. Foster et al. 2024, arXiv:2308.07707.
 
-    Beware of the default α where the forget data are many: no weight has F̄_f > (n/n_f)·F̄_D, since D holds the forget data. α must be
-    below n/n_f; for one of ten equal classes that is 10, and α = 10 changes next to nothing. See docs/dampening.md for what to take.
+    The default α is too high for large forget sets: no weight has F̄_f > (n/n_f)·F̄_D, since D contains the forget data. α must be
+    below n/n_f; for one of ten equal classes that is 10, and α = 10 changes next to nothing. See docs/dampening.md for how to choose it.
 
     Defaults: α = 10, λ = 1, those of their class removal (of 20 classes or more); no fine-tuning.
     Departures: their program squares gradients of batches, which depend on the order of the data: `as_released()`.
@@ -71,8 +71,8 @@ class SSD:
             batches = run.batches(data, argument)
             return fisher.diagonal(model, batches, kind=self.kind, objective=run.objective, progress=run.progress)
 
-        few = measure(forget, "forget")
-        forgotten, everything = few.mean(), (few + measure(remain, "remain")).mean()
+        forget_sums = measure(forget, "forget")
+        forgotten, everything = forget_sums.mean(), (forget_sums + measure(remain, "remain")).mean()
         values = {}
         for name, importance in forgotten.items():
             shrunk = (self.dampening * everything[name] / importance).clamp(max=1)
@@ -94,10 +94,10 @@ def batch_importance(model: nn.Module, batches: Batches, objective: Objective) -
 
 
 def _class_by_class(sets: dict[str, Data], run: Run) -> dict[str, Batches]:
-    """Batches of each set in the order of its labels where no label is in both; what has no labels, or batches of its own, stays."""
+    """Batches of each set in the order of its labels where no label is in both; data without labels, or in batches, stay as they are."""
     cut = {argument: as_batches(data, argument, RELEASED_BATCH_SIZE) for argument, data in sets.items()}
-    labels = {argument: found for argument, batches in cut.items() if (found := _labels(batches, argument, run)) is not None}
-    if len(labels) < len(cut) or set.intersection(*({*found.tolist()} for found in labels.values())):
+    labels = {argument: column for argument, batches in cut.items() if (column := _labels(batches, argument, run)) is not None}
+    if len(labels) < len(cut) or set.intersection(*({*column.tolist()} for column in labels.values())):
         return cut
     return {argument: _in_order(batches, labels[argument].argsort(stable=True), argument) for argument, batches in cut.items()}
 

@@ -1,4 +1,4 @@
-"""A student that unlearns from teachers: a network that knows nothing, or the network it was, disobeyed on the forget data."""
+"""Distil from teachers: a random network on the forget data, or the original network, disobeyed there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BadTeacher:
     arXiv:2205.08096.
 
     Defaults: temperature 1, one epoch of Adam at 1e-4, batch 256, as in their program.
-    Departures: they show 30 % of the remain data; here what is given is shown. Their program divides the loss by the number of classes.
+    Departures: they train on 30 % of the remain data; here on all that is passed. Their program divides the loss by the number of classes.
     """
 
     temperature: float = 1.0
@@ -100,8 +100,8 @@ class SCRUB:
         check_amount("obey_weight", self.obey_weight)
         check_amount("task_weight", self.task_weight)
         _check_temperature(self.temperature)
-        check_whole("max_epochs", self.max_epochs, least=0)
-        check_whole("forget_batch_size", self.forget_batch_size, least=1)
+        check_whole("max_epochs", self.max_epochs, minimum=0)
+        check_whole("forget_batch_size", self.forget_batch_size, minimum=1)
         check_tuning(self.tuning, "SCRUB")
         make_plain(self)
 
@@ -122,9 +122,9 @@ class SCRUB:
             student = run.objective.outputs(model, batch)
             return self.obey_weight * apart(student, batch) + self.task_weight * losses(student, run.objective.targets(batch)).mean()
 
-        most = Phase(as_batches(forget, "forget", self.forget_batch_size), "forget", disobey)
-        least = Phase(as_batches(remain, "remain", self.tuning.batch_size), "remain", obey)
-        run.train_phases(model, lambda epoch: [most, least] if epoch < self.max_epochs else [least], self.tuning)
+        max_phase = Phase(as_batches(forget, "forget", self.forget_batch_size), "forget", disobey)
+        min_phase = Phase(as_batches(remain, "remain", self.tuning.batch_size), "remain", obey)
+        run.train_phases(model, lambda epoch: [max_phase, min_phase] if epoch < self.max_epochs else [min_phase], self.tuning)
 
 
 def _teacher(model: nn.Module) -> nn.Module:

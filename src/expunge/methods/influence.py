@@ -22,7 +22,7 @@ from expunge.validate import check_amount, check_choice, make_plain
 
 @dataclass(frozen=True)
 class Influence:
-    """One Newton step that takes the forget data's pull on the weights back.
+    """One Newton step that undoes the forget data's influence on the weights.
 
     ŵ = w + (1/|D_f|) ∇²L(w, D)⁻¹ ∇L(w, D_f), L the sum of losses, D the forget and the remain data (section Background).
 
@@ -80,7 +80,7 @@ def together(first: Batches, second: Batches) -> Batches:
 
 
 def _next(source: Iterator[Batch]) -> Iterator[Batch]:
-    """One batch, or none where a loader had promised more than it holds."""
+    """One batch, or none where a loader has fewer than its length says."""
     for batch in source:
         yield batch
         return

@@ -1,4 +1,4 @@
-"""Build the methods of a list, by their names where it holds names, and give every one a label of its own."""
+"""Build methods from a list of methods or names, and give every one a label of its own."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def labelled_methods(methods: Any) -> dict[str, Method]:
 
 
 def _names(methods: Sequence[Any]) -> list[str]:
-    """The name of its class for each, with the settings that differ where there are several of it."""
+    """The class name of every method, with the settings that differ where several have that class."""
     names = []
     for method in methods:
-        alike = [other for other in methods if type(other) is type(method)]
+        same_class = [candidate for candidate in methods if type(candidate) is type(method)]
         settings = [field.name for field in fields(method)] if is_dataclass(method) else []
-        differing = [name for name in settings if len({repr(getattr(other, name)) for other in alike}) > 1]
+        differing = [name for name in settings if len({repr(getattr(candidate, name)) for candidate in same_class}) > 1]
         name = type(method).__name__ if is_dataclass(method) else getattr(method, "__name__", type(method).__name__)
         names.append(f"{name}({', '.join(f'{setting}={getattr(method, setting)!r}' for setting in differing)})" if differing else name)
     return names

@@ -1,4 +1,4 @@
-"""Find the class of a method by its name: a key of METHODS, or the import path of a class of one's own.
+"""Find the class of a method by name: a key of METHODS, or the import path of your own class.
 
 `package.module:Class` is imported as `python -m` would, with the working directory first; `path/to/file.py:Class` is a file, a relative
 path being one from the working directory. The path as written (a file's in its shortest form) is the method's name in cells and results,
@@ -51,15 +51,15 @@ def class_name(name: str) -> str:
     return name if kind in {known.__name__ for known in METHODS.values()} else kind
 
 
-def told_apart(names: Iterable[str], short: Callable[[str], str] = class_name) -> dict[str, str]:
-    """A short label for every name, and the name itself where two would have the same."""
+def distinct_labels(names: Iterable[str], short: Callable[[str], str] = class_name) -> dict[str, str]:
+    """A short label for every name; the name itself where two would share a label."""
     labels = {name: short(name) for name in names}
     taken = list(labels.values())
     return {name: label if not is_path(name) or taken.count(label) == 1 else name for name, label in labels.items()}
 
 
 def method_class(name: str) -> type:
-    """The class of a method; an `InputError` where there is none, or it is not a method."""
+    """The class of a method. Raises `InputError` where there is none, or where it is not a method."""
     if name in METHODS:
         return METHODS[name]
     module, _, kind = name.rpartition(":")
@@ -68,15 +68,15 @@ def method_class(name: str) -> type:
     loaded = _file(name, module) if module.endswith(".py") else _module(name, module)
     if not hasattr(loaded, kind):
         raise InputError(ARGUMENT, f"{module} must have a class {kind}", name)
-    found = getattr(loaded, kind)
-    if not isinstance(found, type):
-        raise InputError(ARGUMENT, f"{name} must be a class", shown(found))
-    _check(name, found)
-    return found
+    method = getattr(loaded, kind)
+    if not isinstance(method, type):
+        raise InputError(ARGUMENT, f"{name} must be a class", shown(method))
+    _check(name, method)
+    return method
 
 
 def default_tuning(build: Callable[..., Any]) -> Tuning | None:
-    """The training a reading of a method has by default; None where it has none."""
+    """The default `Tuning` of a reading of a method; None where it has none."""
     parameter = inspect.signature(build).parameters.get("tuning")
     if parameter is None:
         return None
@@ -102,7 +102,7 @@ def _module(name: str, module: str) -> ModuleType:
 
 
 def _file(name: str, file: str) -> ModuleType:
-    """Loaded once a process, under a name of its own: two files may have the same."""
+    """Load a file once per process, under a name of its own: two files may have the same."""
     path = os.path.realpath(file)
     key = f"expunge_method_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
     if key in sys.modules:
@@ -144,21 +144,21 @@ def _line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-@lru_cache  # once a class: it is built
-def _check(name: str, found: type) -> None:
-    """A class that the experiments can build without a setting and call as `unlearn` does."""
-    if not is_dataclass(found) or not found.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+@lru_cache  # once per class, since every reading is built
+def _check(name: str, method: type) -> None:
+    """Require a class that experiments can build without arguments and call as `unlearn` does."""
+    if not is_dataclass(method) or not method.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise InputError(ARGUMENT, f"{name} must be a frozen dataclass: write @dataclass(frozen=True) above it")
-    call = next((vars(base)["__call__"] for base in found.__mro__ if "__call__" in vars(base)), None)
+    call = next((vars(base)["__call__"] for base in method.__mro__ if "__call__" in vars(base)), None)
     try:
         inspect.signature(call).bind("self", "model", "forget", "remain", "run")  # type: ignore[arg-type]
     except (TypeError, ValueError):
         rule = f"{name} must be callable as a method is: def __call__(self, model, forget, remain, run)"
         raise InputError(ARGUMENT, rule) from None
-    revision = getattr(found, "revision", None)
+    revision = getattr(method, "revision", None)
     if isinstance(revision, bool) or not isinstance(revision, int | str | None):
         raise InputError(ARGUMENT, f"{name}: revision must be a whole number or a text", shown(revision))
-    for reading, build in readings(found).items():
+    for reading, build in readings(method).items():
         try:
             tuning = getattr(build(), "tuning", None)
         except Exception as error:

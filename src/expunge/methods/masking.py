@@ -1,4 +1,4 @@
-"""Set weights to zero, then fine-tune: chosen by Fisher information, at random, or the classifier's row of a class."""
+"""Zero weights chosen by Fisher information, at random, or as the classifier's row of a class, then fine-tune."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class FisherMask:
     """Zero the share `ratio` of weights that matter most to the forget data and least to the remain data, then fine-tune.
 
     score_j = F_f,j − F_r,j with F_j = Σ_i (∂ log p(y_i|x_i, w) / ∂w_j)²; M = the top R of the scores (section Masking with Fisher
-    Information). `remain_weight` λ weighs means instead of sums: F̄_f − λ·F̄_r. Without remain data (and then without `tuning`)
-    the forget term stands alone, whatever λ.
+    Information). `remain_weight` λ weighs means instead of sums: F̄_f − λ·F̄_r. Without remain data, `tuning`
+    must be None and the score is the forget term, whatever λ.
 
     Departures: the released program squares batch gradients, masks whole kernels and the classifier too, and rounds their number down:
     `as_released()`.
@@ -138,8 +138,8 @@ class RandomMask:
 class MaskClassifier:
     """Zero the classifier's row of one class: forget accuracy falls, and nothing inside the network has been forgotten.
 
-    A control, not a method: what a score cannot tell from unlearning. The class's logit is then 0, which is seldom the largest but can
-    be. `label` None: the single label of the forget set.
+    A control, not a method: forget accuracy cannot tell it from unlearning. The class's logit is then 0, which is seldom the largest but
+    can be. `label` None: the single label of the forget set.
     """
 
     label: int | None = None
@@ -147,7 +147,7 @@ class MaskClassifier:
 
     def __post_init__(self) -> None:
         if self.label is not None:
-            check_whole("label", self.label, least=0)
+            check_whole("label", self.label, minimum=0)
         check_tuning(self.tuning)
         make_plain(self)
 
@@ -174,14 +174,14 @@ def _allowed(model: nn.Module, forget: Data, run: Run, include_head: bool, which
 
 
 def _single_label(forget: Data, run: Run) -> int:
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     for batch in run.batches(forget, "forget"):
         targets = run.objective.targets(batch)
         if no_labels(run.objective, run.logits, targets):
-            held = f"{targets.dtype} of shape {tuple(targets.shape)}"
-            raise InputError("label", "must be given where the forget set holds no integer labels", held)
-        found.append(targets.detach()[targets != IGNORED].cpu())
-    labels = torch.unique(torch.cat(found)).tolist()
+            form = f"{targets.dtype} of shape {tuple(targets.shape)}"
+            raise InputError("label", "must be given where the forget set holds no integer labels", form)
+        parts.append(targets.detach()[targets != IGNORED].cpu())
+    labels = torch.unique(torch.cat(parts)).tolist()
     if len(labels) != 1:
         raise InputError("label", "must be given where the forget set holds several labels", labels)
     return int(labels[0])

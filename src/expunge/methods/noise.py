@@ -1,4 +1,4 @@
-"""Drown what the weights hold of the forget data in noise that the remain data do not feel."""
+"""Add noise to the weights that matter little to the remain data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLOOR = 1e-8  # of a weight's Fisher information: one the data do not touch woul
 
 @dataclass(frozen=True)
 class FisherNoise:
-    """Add noise to every weight, the more the less it matters to the remain data, then fine-tune.
+    """Add noise to every weight, more where it matters less to the remain data, then fine-tune.
 
     ŵ = w + (λσ²)^¼ F^-¼ ε, ε ~ N(0, I), F the diagonal Fisher of the remain data, mean over samples (eq. "fishernoise2"). `scale` is λσ².
     F counts as at least 1e-8, so the noise of a weight that is dead on all data is bounded. Frozen weights get none.
@@ -53,7 +53,7 @@ class FisherNoise:
         _check_settings(self)
         check_choice("reading", self.reading, ("text", "released"))
         if self.label is not None:
-            check_whole("label", self.label, least=0)
+            check_whole("label", self.label, minimum=0)
         if self.label is not None and self.reading == "text":
             raise InputError("label", "is for the released reading: the text redraws no row", self.label)
 
@@ -153,19 +153,19 @@ def _information(model: nn.Module, remain: Data, kind: NoiseKind, run: Run) -> V
 
 
 def _forgotten_labels(forget: Data, remain: Data, run: Run) -> tuple[int, ...]:
-    """Those of the forget data that no remain sample has."""
+    """Labels of the forget data that no remain sample has."""
 
-    def labels(data: Data, argument: str) -> set[int]:
-        found: set[int] = set()
+    def labels_of(data: Data, argument: str) -> set[int]:
+        labels: set[int] = set()
         for batch in run.batches(data, argument):
             targets = run.objective.targets(batch)
             if no_labels(run.objective, run.logits, targets):
                 return set()
-            found |= {*targets.detach().unique().tolist()}
-        return found
+            labels |= {*targets.detach().unique().tolist()}
+        return labels
 
     # Below zero are positions that do not count.
-    return tuple(sorted(label for label in labels(forget, "forget") - labels(remain, "remain") if label >= 0))
+    return tuple(sorted(label for label in labels_of(forget, "forget") - labels_of(remain, "remain") if label >= 0))
 
 
 def _rows(model: nn.Module, head: tuple[str, ...], labels: tuple[int, ...]) -> dict[str, Tensor]:

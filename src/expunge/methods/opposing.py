@@ -1,4 +1,4 @@
-"""Go up the loss of the forget data: alone, or while going down that of the remain data."""
+"""Ascend the loss of the forget data, alone or while descending that of the remain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.streams import cycled
 from expunge.training.loop import Losses
 from expunge.training.schedules import Constant
-from expunge.training.single_samples import Lone
+from expunge.training.single_samples import SingleSampleFilter
 from expunge.training.tuning import Tuning
 from expunge.validate import check_number, make_plain
 
@@ -21,11 +21,11 @@ from expunge.validate import check_number, make_plain
 class GradientAscent:
     """Maximise the loss on the forget data, and nothing else: w ← w + η·∇L_f(w).
 
-    Needs no remain data, and nothing holds the rest of the network: few steps, or it is lost. The network is in train mode, as in the
+    Needs no remain data. Nothing protects the rest of the network, so take few steps. The network is in train mode, as in the
     programs of the field, so BatchNorm's running statistics move towards the forget data too. Thudi et al. 2022, arXiv:2109.13398.
 
     Defaults: 5 epochs at 1e-4, batches of 256 and decay 5e-4, the baseline in the program of Jia et al. 2023 (Unlearn-Sparse,
-    arXiv:2304.04934); what suits a network must be found.
+    arXiv:2304.04934); tune the rate for your network.
     """
 
     tuning: Tuning = Tuning(Constant(1e-4, 5), batch_size=256, weight_decay=5e-4)
@@ -42,9 +42,9 @@ class GradientAscent:
 
 @dataclass(frozen=True)
 class NegGradPlus:
-    """Down the loss of the remain data and up that of the forget data: minimise β·L_r(w) − (1 − β)·L_f(w).
+    """Descend the loss of the remain data and ascend that of the forget data: minimise β·L_r(w) − (1 − β)·L_f(w).
 
-    A step takes a batch of each; the forget data are gone through again and again. Kurmanji et al. 2023, arXiv:2302.09880.
+    A step takes a batch of each set; the forget batches are cycled. Kurmanji et al. 2023, arXiv:2302.09880.
 
     Defaults: β = 0.9999, 10 epochs at 0.01 without momentum and weight decay, as in their program.
     """
@@ -60,12 +60,13 @@ class NegGradPlus:
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "NegGradPlus")
         device = device_of(model)
-        against = cycled(as_batches(forget, "forget", self.tuning.batch_size), "forget", self.tuning.seed, Lone(model, run.objective))
+        single_samples = SingleSampleFilter(model, run.objective)
+        forget_batches = cycled(as_batches(forget, "forget", self.tuning.batch_size), "forget", self.tuning.seed, single_samples)
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             def mean(part: Batch) -> Tensor:
                 return losses(run.objective.outputs(model, part), run.objective.targets(part)).mean()
 
-            return self.remain_weight * mean(batch) - (1 - self.remain_weight) * mean(to_device(next(against), device))
+            return self.remain_weight * mean(batch) - (1 - self.remain_weight) * mean(to_device(next(forget_batches), device))
 
         run.train(model, remain, self.tuning, loss)

@@ -1,4 +1,4 @@
-"""Teach the forget data other labels: drawn at random, once, and learnt beside the remain data."""
+"""Train on the forget data with random labels, together with the remain data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RandomLabels:
     """Train on the forget data with random labels and on the remain data with their own, all in one stream.
 
     minimise (Σ_f ℓ(x_i, ỹ_i) + Σ_r ℓ(x_i, y_i)) / (n_f + n_r), ỹ_i uniform over the classes but y_i, drawn once; `exclude_own=False`: over
-    all classes. It is the mean over the stream, not L_f + L_r: the forget data weigh n_f / (n_f + n_r). Every batch holds the same share of
+    all classes. It is the mean over the stream, not L_f + L_r: the forget data weigh n_f / (n_f + n_r). Every batch has the same share of
     forget samples. Graves et al. 2021, arXiv:2010.10981, who give no settings.
 
     Defaults: 3 epochs of Adam at 1e-4, the comparison in Foster et al. 2024 (arXiv:2308.07707).
@@ -59,19 +59,19 @@ def relabelled_apart(model: nn.Module, forget: Data, remain: Data, exclude_own: 
 
 
 def _labelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> tuple[Batches, Batches]:
-    """Both sets with the labels to learn beside the batches, which stay as they are: whatever their form, the objective need not know."""
-    few, many = (as_batches(data, name, tuning.batch_size) for data, name in ((forget, "forget"), (remain, "remain")))
+    """Both sets as (batch, labels to learn); the batches stay as they are, so the objective can read any form."""
+    forget_batches, remain_batches = (as_batches(data, name, tuning.batch_size) for data, name in ((forget, "forget"), (remain, "remain")))
     shape = class_shape(model, forget, run, "random labels need")
     generator = torch.Generator().manual_seed(tuning.seed)
 
     def draw(batch: Batch) -> Tensor:
         targets = run.objective.targets(batch)
         if targets.shape[1:] != shape[2:]:
-            found = f"shape {tuple(targets.shape)} for logits {tuple(shape)}"
-            raise InputError("forget", "random labels need one integer label for each row of logits", found)
+            shapes = f"shape {tuple(targets.shape)} for logits {tuple(shape)}"
+            raise InputError("forget", "random labels need one integer label for each row of logits", shapes)
         return random_labels(targets, shape[1], exclude_own, generator)
 
-    return tagged(few, draw), tagged(many, run.objective.targets)
+    return tagged(forget_batches, draw), tagged(remain_batches, run.objective.targets)
 
 
 def _taught(run: Run) -> Loss:
@@ -85,7 +85,7 @@ def _taught(run: Run) -> Loss:
 
 
 def random_labels(targets: Tensor, classes: int, exclude_own: bool, generator: torch.Generator) -> Tensor:
-    """Another label for each, uniform over the other classes (or over all); ignored positions stay ignored."""
+    """A random label for every target, uniform over the other classes (or over all); ignored positions stay ignored."""
     if targets.dtype != torch.int64:
         raise InputError("forget", "random labels need integer labels (int64)", targets.dtype)
     if classes < 2:

@@ -140,7 +140,7 @@ def _checked_classes(classes: Any) -> tuple[int, ...] | None:
     if not isinstance(classes, (tuple, list)):
         raise InputError("classes", "must be a tuple of labels, or None", shown(classes))
     for label in classes:
-        check_whole("classes", label, least=0)
+        check_whole("classes", label, minimum=0)
     return tuple(map(int, classes))
 
 

@@ -1,4 +1,4 @@
-"""Random labels for the forget data, learnt by the weights that matter to them alone."""
+"""Train on random labels for the forget data, moving only the weights that matter to them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from expunge.validate import check_choice, check_flag, check_number, make_plain
 class SalUn:
     """`RandomLabels` in which only salient weights move: the share `salient` with the largest |∂L_f/∂w_j|.
 
-    w ← m ⊙ w_new + (1 − m) ⊙ w_old, m_j = 1 for the top half of the saliency, over all parameters. What is not salient keeps its bits,
-    under momentum and weight decay too; BatchNorm's running statistics, which are no weights, move. Fan et al. 2024, arXiv:2310.12508.
+    w ← m ⊙ w_new + (1 − m) ⊙ w_old, m_j = 1 for the top half of the saliency, over all parameters. Weights that are not salient keep their
+    bits, under momentum and weight decay too. BatchNorm's running statistics are not weights and move. Fan et al. 2024, arXiv:2310.12508.
 
     Defaults: 10 epochs at 0.013, their example for 10 % random data of CIFAR-10; a class needs a rate of its own.
     Departures: the text minimises L_f(ỹ) + α·L_r, a sum of two means, in which the forget term does not shrink with n_f; here, as in their

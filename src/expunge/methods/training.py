@@ -1,4 +1,4 @@
-"""Forget by training on the remain data: from the weights as they are, or from fresh ones."""
+"""Train on the remain data, from the current weights or from fresh ones."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Retrain:
 
 
 def reset(model: nn.Module) -> None:
-    """Fresh weights for every module, inner modules first, as they were built; modules frozen as a whole are left alone.
+    """Reset the weights of every module, inner modules first, as they were built; modules frozen as a whole are left alone.
 
-    Raises where a trainable parameter would keep anything of what it was; the model is of no use then.
+    Raises `ModelError` where a trainable parameter would keep old values; the model is of no use then.
     """
     rule = "fresh weights need reset_parameters on every module with parameters, or `fresh`"
     renewals, unknown = [], []
@@ -81,7 +81,7 @@ def reset(model: nn.Module) -> None:
     if unknown:
         raise ModelError(f"model: {rule}; missing in {', '.join(unknown)}")
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # A reset that writes elsewhere (pruned, weight-normed and spectral-normed layers hold another tensor as weight) leaves these.
+    # A reset that writes elsewhere (pruned, weight-normed and spectral-normed layers have another tensor as weight) leaves these.
     with torch.no_grad():
         for parameter in trainable.values():
             parameter.fill_(torch.nan)

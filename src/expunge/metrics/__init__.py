@@ -1,4 +1,4 @@
-"""Pure functions of a model and data, of its predictions, and of a history."""
+"""Measure a model on data, its predictions, or a history of epochs, by pure functions."""
 
 from expunge.metrics.accuracy import accuracy, unlearn_score
 from expunge.metrics.comparison import agreement, divergence

@@ -1,4 +1,4 @@
-"""How often a model is right, and the paper's one number for an unlearning."""
+"""Measure accuracy, and combine two accuracies into the paper's unlearn score."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from expunge.validate import check_number, check_whole
 def accuracy(model: nn.Module, data: Data, objective: Objective = Objective(), batch_size: int = 128) -> float:
     """The fraction of labels that are the largest logit, in eval mode.
 
-    Logits may be (N, K) or (N, K, positions...); the model's modes and all random numbers are afterwards as they were. NaN among the
-    logits of a label that counts raises `DivergedError`: it is no answer, neither right nor wrong.
+    Logits may be (N, K) or (N, K, positions...). The model's modes and all random states are restored. NaN among the logits of a label
+    that counts raises `DivergedError`: it is no answer, neither right nor wrong.
     """
     right, labels = tally(model, data, objective, batch_size)
     return right / labels
@@ -29,7 +29,7 @@ def tally(model: nn.Module, data: Data, objective: Objective = Objective(), batc
     """The number of labels that are the largest logit, and that of all labels; see `accuracy`."""
     check_module(model)
     check_objective(objective)
-    check_whole("batch_size", batch_size, least=1)
+    check_whole("batch_size", batch_size, minimum=1)
     batch_size = int(batch_size)
     device = device_of(model)
     right = torch.zeros((), dtype=torch.int64, device=device)
@@ -38,8 +38,8 @@ def tally(model: nn.Module, data: Data, objective: Objective = Objective(), batc
     # Not inference mode: a tensor that the model keeps for later could not be trained with.
     with naming("data"), seeded(0, device), in_mode(model, training=False), unchanged(model), torch.no_grad():
         for number, batch in enumerate(as_batches(data, "data", batch_size)):
-            held = to_device(batch, device)
-            logits, targets = objective.logits(model, held), as_labels(objective.targets(held))
+            batch = to_device(batch, device)
+            logits, targets = objective.logits(model, batch), as_labels(objective.targets(batch))
             check_targets(logits, targets)
             if number == 0:
                 check_classes(objective, logits.shape, "accuracy needs")
@@ -58,18 +58,18 @@ def tally(model: nn.Module, data: Data, objective: Objective = Objective(), batc
 
 
 def check_targets(logits: Tensor, targets: Tensor) -> None:
-    """One label of the head for each row of logits and position."""
+    """Require one label of the head per row of logits and position."""
     if logits.dim() < 2 or logits.shape[1] < 2:
         rule = "must be (N, K) or (N, K, positions...), a number for each of K classes, two or more"
         raise InputError("logits", rule, f"shape {tuple(logits.shape)}")
     if targets.is_floating_point() or targets.shape != logits.shape[:1] + logits.shape[2:]:
-        found = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
-        raise InputError("data", f"accuracy needs one integer label for each row of logits{form_advice(logits.shape, targets)}", found)
+        form = f"{targets.dtype} {tuple(targets.shape)} for logits {tuple(logits.shape)}"
+        raise InputError("data", f"accuracy needs one integer label for each row of logits{form_advice(logits.shape, targets)}", form)
     check_labels(logits.shape, targets)
 
 
 def check_numbers(what: str, broken: int, counted: int) -> None:
-    """A model that puts out NaN has diverged. That must be noticed, and a share of right answers would hide it: NaN counts as largest."""
+    """Raise where a model's outputs are NaN: it has diverged, and an accuracy would hide that, since NaN counts as largest."""
     if broken:
         raise DivergedError(f"{what} are NaN in {broken} of {counted} rows: the model diverged, nothing was measured")
 

@@ -1,4 +1,4 @@
-"""How near a model's predictions are to the retrained network's."""
+"""Compare a model's predictions with the retrained network's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def divergence(model: Predictions, retrained: Predictions) -> float:
     """Mean KL(retrained ‖ model) = mean over samples of Σ_k r_k (log r_k − log p_k), in nats: 0 where both are equal, else above.
 
     r and p are the softmax of the retrained and of the model's logits, in float64. The retrained network's distribution comes first: a
-    model that gives nothing to a class the retrained one believes in pays most.
+    model that gives no probability to a class the retrained one prefers is penalised most.
     """
     _check_same_data(model, retrained)
     first, second = _log_shares(retrained, "the retrained network's"), _log_shares(model, "the model's")
@@ -31,9 +31,9 @@ def divergence(model: Predictions, retrained: Predictions) -> float:
 
 def _log_shares(predictions: Predictions, whose: str) -> Tensor:
     counted = predictions.counted
-    found = torch.log_softmax(predictions.logits.double(), dim=1).movedim(1, -1)[counted]
-    check_numbers(f"{whose} probabilities", int(found.isnan().any(-1).sum()), len(found))
-    return found
+    log_shares = torch.log_softmax(predictions.logits.double(), dim=1).movedim(1, -1)[counted]
+    check_numbers(f"{whose} probabilities", int(log_shares.isnan().any(-1).sum()), len(log_shares))
+    return log_shares
 
 
 def _check_same_data(model: Predictions, retrained: Predictions) -> None:

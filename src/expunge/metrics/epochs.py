@@ -1,4 +1,4 @@
-"""What a history of epochs tells: the best of them, and how much it went up and down."""
+"""Choose the best epoch of a history, and measure how much accuracies fluctuate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from expunge.metrics.accuracy import unlearn_score
 
 
 class Measured(Protocol):
-    """An epoch and its accuracies by name, such as a `Record` of `unlearn`; those of epoch None, the model before, are left out."""
+    """An epoch and its accuracies by name, such as a `Record` of `unlearn`; records with epoch None, of the model before, are skipped."""
 
     @property
     def epoch(self) -> int | None: ...
@@ -34,7 +34,7 @@ def best_epoch(history: Sequence[Measured], on: Literal["validation", "test"] = 
     """The first epoch with the highest unlearn score, epoch 0 (after masking, before any training) among them.
 
     Chosen by the accuracies "validation remain" and "validation forget". `on="test"`, by "remain" and "forget", is the paper's choice:
-    made on the data that are reported, it flatters, so the result says so.
+    chosen on the reported data it is optimistic, so the result says so.
     """
     if on not in ("validation", "test"):
         raise InputError("on", "must be 'validation' or 'test'", on)

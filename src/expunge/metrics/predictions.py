@@ -1,4 +1,4 @@
-"""What a model says about data, computed once, and what can be read off it."""
+"""Compute a model's predictions on data once, and the measures that need nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from expunge.validate import check_whole
 class Predictions:
     """Logits (N, K) or (N, K, positions...) and targets of the same samples, in the order of the data.
 
-    Every measure of them raises `DivergedError` where logits it needs are NaN: a model that diverged gives no answers to count.
+    Every measure of them raises `DivergedError` where logits it needs are NaN: the model has diverged.
     """
 
     logits: Tensor
@@ -52,7 +52,7 @@ class Predictions:
     def predicted(self) -> Tensor:
         """The class of the largest logit for each of `labels`."""
         counted = self.counted
-        largest, predicted = (each[counted] for each in self.logits.max(1))
+        largest, predicted = (column[counted] for column in self.logits.max(1))
         check_numbers("the logits", int(largest.isnan().sum()), largest.numel())
         return predicted
 
@@ -62,22 +62,22 @@ def logits(
 ) -> Predictions:
     """The model's logits on data, in eval mode, kept on `device` in float32 (float64 where the model's are).
 
-    A loader that shuffles gives another order each time: give a dataset where two models are to be compared. The model's modes and all
-    random numbers are afterwards as they were.
+    A loader that shuffles gives another order each time: pass a dataset to compare two models. The model's modes and all random states are
+    restored.
     """
     check_module(model)
     check_objective(objective)
-    check_whole("batch_size", batch_size, least=1)
+    check_whole("batch_size", batch_size, minimum=1)
     home = device_of(model)
     rows: list[Tensor] = []
     targets: list[Tensor] = []
     with naming("data"), seeded(0, home), in_mode(model, training=False), unchanged(model), torch.no_grad():
         for batch in as_batches(data, "data", int(batch_size)):
-            held = to_device(batch, home)
-            found = objective.logits(model, held)
-            rows.append(found if found.dtype == torch.float64 else found.float())
-            targets.append(as_labels(objective.targets(held)))
-    shapes = {tuple(each.shape[1:]) for each in rows}
+            batch = to_device(batch, home)
+            outputs = objective.logits(model, batch)
+            rows.append(outputs if outputs.dtype == torch.float64 else outputs.float())
+            targets.append(as_labels(objective.targets(batch)))
+    shapes = {tuple(outputs.shape[1:]) for outputs in rows}
     if len(shapes) > 1:
         raise InputError("data", "logits of all samples must have one shape", sorted(shapes))
     # Moved at the end and not batch by batch: a GPU need not wait.
@@ -96,13 +96,13 @@ def class_accuracies(predictions: Predictions) -> dict[int, float]:
 
 
 def predicted_shares(predictions: Predictions) -> dict[int, float]:
-    """The fraction of samples given to each class, whatever their label: where forgotten samples go."""
+    """The fraction of samples predicted as each class, whatever their label."""
     counts = torch.bincount(predictions.predicted, minlength=predictions.logits.shape[1])
     return {label: count / int(counts.sum()) for label, count in enumerate(counts.tolist())}
 
 
 def attack_success(predictions: Predictions) -> float:
-    """The fraction of triggered images given the attacker's label, which the "attack" data of a poisoned scenario all carry."""
+    """The fraction of triggered images predicted as the attacker's label, which the "attack" data of a poisoned scenario all carry."""
     labels = torch.unique(predictions.labels).tolist()
     if len(labels) != 1:
         raise InputError("predictions", "must be on triggered images that all carry the attacker's label", f"labels {labels}")
@@ -110,7 +110,7 @@ def attack_success(predictions: Predictions) -> float:
 
 
 def mean_loss(predictions: Predictions, objective: Objective = Objective()) -> float:
-    """The mean of the objective's loss a sample, in float64."""
+    """The mean of the objective's loss per sample, in float64."""
     if len(predictions.logits) == 0:
         raise InputError("predictions", "must hold at least one sample")
     if objective.of_classes and predictions.logits.dim() < 2:

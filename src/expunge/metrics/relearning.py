@@ -1,4 +1,4 @@
-"""How soon a network that forgot knows it again."""
+"""Measure how soon a network re-learns what it forgot."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 from expunge.validate import check_amount, check_whole, make_plain, shown
 
-MOST_DRAWS = 10**9  # rows that are drawn at once, one integer each
+MAX_DRAWS = 10**9  # rows drawn at once, one integer each
 
 
 @dataclass(frozen=True)
 class Relearning:
     """How re-learn time is counted: at most as many epochs as the schedule of `tuning` has, until the loss is `margin` above the goal.
 
-    An epoch reads the data once or, with `draws`, so many samples drawn with replacement.
+    An epoch reads the data once or, with `draws`, that many samples drawn with replacement.
 
     Departures: the text gives no settings. Rate 0.1, momentum 0.9, decay 1e-4, batches of 128 and train mode are the released program's,
     the margin of 1e-5 is Golatkar's. The program's rate falls tenfold at epoch 80, ours does not; it prints one epoch more than it took.
@@ -42,7 +42,7 @@ class Relearning:
         if not isinstance(self.tuning, Tuning):
             raise InputError("tuning", "must be a Tuning: re-learning trains", shown(self.tuning))
         if self.draws is not None:
-            check_whole("draws", self.draws, least=1, most=MOST_DRAWS)
+            check_whole("draws", self.draws, minimum=1, maximum=MAX_DRAWS)
         check_amount("margin", self.margin)
         make_plain(self)
 
@@ -79,11 +79,11 @@ def relearn_time(
 ) -> Relearned:
     """Epochs of training on all data until the loss on the forget data is the original's again (section More Readout Functions).
 
-    min t : L(w_t; D_f) ≤ L(w*; D_f) + margin, w_0 the model, L the mean loss in eval mode. Read it beside the retrained network's time:
-    shorter, and something is still inside; longer, and more is gone than should be. `only` names the parameters that may move, the rest
-    of the network with its statistics is fixed: the paper's MaskClassifier re-learns its classifier alone.
+    min t : L(w_t; D_f) ≤ L(w*; D_f) + margin, w_0 the model, L the mean loss in eval mode. Compare it with the retrained network's
+    time: if shorter, something is still in the weights; if longer, more is gone than should be. `only` names the parameters to train; the
+    rest of the network, with its statistics, is fixed: the paper's MaskClassifier re-learns its classifier alone.
 
-    A copy is trained: the model, its modes and all random numbers are afterwards as they were.
+    A copy is trained: the model, its modes and all random states stay as they are.
     """
     if not isinstance(relearning, Relearning):
         raise InputError("relearning", "must be a Relearning, such as Relearning()", shown(relearning))
@@ -125,8 +125,8 @@ def _draws(data: Data, count: int, batch_size: int) -> Batches:
     data = as_dataset(data, "data")
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise InputError("data", "draws need a dataset", type(data).__name__)
-    held = as_batches(data, "data", 1)
-    if isinstance(data, (list, tuple)) and next(iter(held)) is data[0]:  # taken as a batch, not as a sample to make batches of
+    singles = as_batches(data, "data", 1)
+    if isinstance(data, (list, tuple)) and next(iter(singles)) is data[0]:  # taken as a batch, not as a sample to make batches of
         raise InputError("data", "draws need a dataset of single samples", f"a {type(data).__name__} of batches")
     dataset = resolved(data, "data")
     size, read_rows = len(dataset), row_reader(dataset, "data")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from expunge.data.batches import device_of, few, to_device
+from expunge.data.batches import device_of, first_samples, to_device
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
 from expunge.model.checks import check_module
@@ -136,7 +136,7 @@ def _follow(model: nn.Module, batch: Batch, objective: Objective) -> _Flow:
                 hooks.append(module.register_forward_hook(flow.note_norm, with_kwargs=True))
         # Not inference mode: its tensors do not count the changes made to them.
         with in_mode(model, training=False), seeded(0, device), unchanged(model), torch.inference_mode(False), torch.no_grad(), eager():
-            objective.logits(model, to_device(few(batch), device))
+            objective.logits(model, to_device(first_samples(batch), device))
     finally:
         for hook in hooks:
             hook.remove()

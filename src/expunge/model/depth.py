@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from expunge.data.batches import device_of, few, to_device
+from expunge.data.batches import device_of, first_samples, to_device
 from expunge.data.objective import Batch, Objective
 from expunge.model.checks import check_module
 from expunge.runtime.modes import eager, in_mode, seeded, unchanged
@@ -53,7 +53,7 @@ def call_order(model: nn.Module, batch: Batch, objective: Objective = Objective(
             eager(),
             unchanged(model),
         ):
-            objective.logits(model, to_device(few(batch), device_of(model)))
+            objective.logits(model, to_device(first_samples(batch), device_of(model)))
     finally:
         for hook in hooks:
             hook.remove()

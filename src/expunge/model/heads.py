@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from expunge.data.batches import device_of, few, to_device
+from expunge.data.batches import device_of, first_samples, to_device
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
 from expunge.model.checks import check_module, check_names
 from expunge.runtime.modes import eager, in_mode, seeded, unchanged
-from expunge.runtime.nested import each_tensor
+from expunge.runtime.nested import map_tensors
 from expunge.validate import is_whole, shown
 
 ADVICE = "name the classifier's parameters yourself with head="
@@ -48,7 +48,7 @@ def find(model: nn.Module, batch: Batch, objective: Objective = Objective()) -> 
     check_module(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
     with _differentiable(model), unchanged(model):
-        samples = each_tensor(few(batch), lambda tensor: tensor.detach().clone())
+        samples = map_tensors(first_samples(batch), lambda tensor: tensor.detach().clone())
         logits = objective.logits(model, to_device(samples, device_of(model)))
         if logits.grad_fn is None:
             raise ModelError(f"the logits do not depend on any parameter through autograd; {ADVICE}")

@@ -1,4 +1,4 @@
-"""One page that shows a folder of results: tables, figures, and how it was run."""
+"""Write one page that shows a folder of results: tables, figures, and how they were run."""
 
 from expunge.report.page import page, write
 

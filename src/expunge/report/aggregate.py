@@ -1,4 +1,4 @@
-"""Average numbers over seeds: the one place where a mean ± standard deviation is made."""
+"""Average numbers over seeds: mean ± standard deviation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Aggregate:
-    """`mean` ± `sd` (of a sample: n − 1) over `count` values; None where there are too few, 0 for the mean and 0 or 1 for the sd."""
+    """`mean` ± `sd` (with n − 1) over `count` values; `mean` is None for no value, `sd` for fewer than two."""
 
     mean: float | None
     sd: float | None

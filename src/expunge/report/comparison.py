@@ -1,4 +1,4 @@
-"""What `demo` and `compare` show and leave: tables, what they do not say by themselves, a page, and result.json."""
+"""Show the results of `demo` and `compare` as tables and notes, and write a page and result.json."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ Results = Mapping[str, Result]
 
 
 def stored(plan: Plan, place: Place) -> dict[str, Result]:
-    """What there is of a plan's results, by digest."""
+    """The stored results of a plan, by digest."""
     results = {entry.cell.digest: place.result(entry.cell) for entry in plan.entries}
     return {digest: result for digest, result in results.items() if result is not None}
 
 
 def show(plan: Plan, results: Results) -> None:
-    """On standard output: tables, and notes below them."""
+    """Print tables, and notes below them."""
     first, *others = [
-        replace(table, rows=tuple(map(_with_one_word, table.rows))) for table in tables(plan.experiment, plan.entries, results)
+        replace(table, rows=tuple(map(_with_one_reason, table.rows))) for table in tables(plan.experiment, plan.entries, results)
     ]
-    drawn = [first, *(replace(table, notes=()) for table in others)]  # who was refused is the same in all
+    drawn = [first, *(replace(table, notes=()) for table in others)]  # the notes on refused methods are the same in all
     if sys.stdout.isatty():
         show_tables(drawn)
     else:
@@ -56,7 +56,7 @@ def show(plan: Plan, results: Results) -> None:
     print("\n".join(textwrap.fill(note, WIDTH) for note in notes(plan, results)))
 
 
-def _with_one_word(row: Row) -> Row:
+def _with_one_reason(row: Row) -> Row:
     """A row without a number says why once, not in every column."""
     first, *others = row.values
     if any(value.mean is not None for value in row.values) or first.text not in (REFUSED, NOT_RUN, DIVERGED):
@@ -90,12 +90,12 @@ def _choice(result: Result) -> str:
 
 
 def check_folder_of(plan: Plan, out: str | os.PathLike[str], models: bool) -> None:
-    """Refuse to replace files that no run of this command has written."""
+    """Raise rather than replace files that this command has not written."""
     check_owned("out", out, plan.experiment.name, [PAGE, *(_network(entry) for entry in plan.entries if models)])
 
 
 def save(place: Place, plan: Plan, results: Results, settings: dict[str, Any], models: bool = False, finished: bool = True) -> None:
-    """The page, with `models` one safetensors file per method, and last result.json, which names them; those of an earlier run go."""
+    """Write the page, with `models` one safetensors file per method, and last result.json, which names them; remove an earlier run's."""
     folder, command = place.folder, plan.experiment.name
     earlier = listed(folder, command)
     present = [entry for entry in plan.entries if entry.cell.digest in results]

@@ -1,4 +1,4 @@
-"""The figures of a setting: each a title, what it shows in words, pictures, a legend, and the numbers as a table."""
+"""Draw the figures of a setting, each with a title, a description, pictures, a legend, and the numbers as a table."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _picture(plane: svg.Plane, name: str, row: Row, title: str, description: str
 
 
 def curves(setting: Setting, name: str) -> Figure | None:
-    """A small picture a method: remain and forget accuracy over the epochs, a thin line a seed."""
+    """One small picture per method: remain and forget accuracy over the epochs, one thin line per seed."""
     rows = [row for row in setting.methods if any(len(result.get("history") or ()) > 1 for result in row.results)]
     if not rows:
         return None
@@ -83,8 +83,8 @@ def curves(setting: Setting, name: str) -> Figure | None:
 
 
 def ratios(setting: Setting, name: str) -> Figure | None:
-    """Accuracies by the share of weights that is masked, one picture a method."""
-    families: dict[tuple[str, str], dict[float, list[Row]]] = {}  # by name too: two of one's own may be called alike
+    """Accuracies by the share of masked weights, one picture per method."""
+    families: dict[tuple[str, str], dict[float, list[Row]]] = {}  # by name too: two user methods may share a label
     for row in setting.methods:
         ratio = row.cell["method"].get("ratio")
         if isinstance(ratio, int | float):
@@ -115,7 +115,7 @@ def ratios(setting: Setting, name: str) -> Figure | None:
 
 
 def in_order(names: Iterable[str], network: str) -> list[str]:
-    """Names of parameters from the first layer to the last, where the network is one of ours: files hold them by name."""
+    """Names of parameters from the first layer to the last, where the network is one of ours: files have them sorted by name."""
     if network not in NETWORKS:
         return list(names)
     with torch.device("meta"):
@@ -124,7 +124,7 @@ def in_order(names: Iterable[str], network: str) -> list[str]:
 
 
 def shares(setting: Setting, name: str) -> Figure | None:
-    """A small picture a method: the share of each layer's weights that was masked, in the order of the layers."""
+    """One small picture per method: the share of each layer's weights that was masked, in the order of the layers."""
     by_row: dict[Row, dict[str, float]] = {}
     for row in setting.rows:
         masked = [result["masked_share"] for result in row.results if result.get("masked_share")]
@@ -140,8 +140,8 @@ def shares(setting: Setting, name: str) -> Figure | None:
         plane = svg.Plane((0.0, float(len(layers))), (0.0, 1.05 * top), size=SMALL, x_ticks=[])
         for place, (key, value) in enumerate(layers.items()):
             plane.column(place + 0.5, value, 0.8, mark, f"{key}: {value:.2f} %")
-        most = max(layers, key=lambda key: layers[key])
-        description = f"{len(layers)} tensors in the order of the network; most in {most}, {top:.1f} percent."
+        largest = max(layers, key=lambda key: layers[key])
+        description = f"{len(layers)} tensors in the order of the network; most in {largest}, {top:.1f} percent."
         pictures.append(_picture(plane, f"{name}-{index}", row, "share of weights changed by layer", description))
     lines = [
         [Cell(key), Cell(row.label), Cell(f"{layers[key]:.2f}", layers[key])]

@@ -1,4 +1,4 @@
-"""Tables as text: on a terminal (with rich, where it is there), Markdown, LaTeX and CSV."""
+"""Format tables as text: for a terminal (with rich where installed), Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _escaped(text: str) -> str:
 
 
 def comma_separated(tables: Sequence[Table]) -> str:
-    """One line a number."""
+    """One line per number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow("experiment view block section method reading measure mean sd seeds text paper paper_sd gap best".split())
@@ -121,7 +121,7 @@ def _legend(table: Table, best: str) -> str:
 
 
 def show(tables: Sequence[Table]) -> None:
-    """On the terminal: bold and colours by rich, plain text without it.
+    """Print on the terminal: bold and colours by rich, plain text without it.
 
     As wide as the terminal: where a table is wider, the paper's numbers go below ours, and columns into a second part.
     """

@@ -1,4 +1,4 @@
-"""The tables of a setting: accuracies, distance to the retrained network, bars of stability and re-learn time, shades by class."""
+"""Make the tables of a setting: accuracies, distance to the retrained network, bars of stability and re-learn time, shades by class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEASURES = {"remain": "remain", "forget": "forget", "unlearn_score": "score"}
 
 
 def chosen_on(results: Sequence[Content]) -> str:
-    """Where the chosen epochs were chosen: on which part of the data."""
+    """The part of the data on which epochs were chosen."""
     parts = sorted({str(part) for part in (at(result, "best", "on") for result in results) if part})
     return " or ".join(parts)
 
@@ -39,7 +39,7 @@ def at_the_end(setting: Setting, paper: Paper, digits: int = 1) -> Table | None:
 def _accuracies(setting: Setting, paper: Paper, digits: int, stages: dict[str, str], caption: str, note: str = "") -> Table:
     there = [stage for stage in stages if any(row.values(stage, "remain") for row in setting.methods or setting.rows)]
     counts = {len(row.results) for row in (*setting.methods, *setting.references)}
-    counted = len(counts) > 1  # else it is said once
+    counted = len(counts) > 1  # else the note says it
     columns = [Column("method"), *[Column("runs")] * counted]
     for stage in there:
         columns += [Column(title, stages[stage]) for title in MEASURES.values()]
@@ -168,8 +168,8 @@ def relearning(setting: Setting) -> Table | None:
     )
 
 
-def classes(setting: Setting, part: str, caption: str, note: str, most: int = 12) -> Table | None:
-    """Shaded: a row a network, a column a class; of many classes those that change most."""
+def classes(setting: Setting, part: str, caption: str, note: str, limit: int = 12) -> Table | None:
+    """Shaded: one row per network, one column per class; at most `limit` classes, those that change most."""
     lists = {row: _means(row.lists(part, row.network or "after")) for row in (*setting.references, *setting.methods)}
     width = next((len(means) for row, means in lists.items() if means and row.network is None), 0)
     lists = {row: means for row, means in lists.items() if len(means) == width}
@@ -177,7 +177,7 @@ def classes(setting: Setting, part: str, caption: str, note: str, most: int = 12
         return None
     base = next(iter(lists.values()))
     moved = [max(abs((means[index] or 0.0) - (base[index] or 0.0)) for means in lists.values()) for index in range(width)]
-    shown = sorted(sorted(range(width), key=lambda index: -moved[index])[:most])
+    shown = sorted(sorted(range(width), key=lambda index: -moved[index])[:limit])
     fewer = f" The {len(shown)} of {width} classes that change most." if len(shown) < width else ""
     lines = {
         row: [heading(row), *(Cell(percent(means[index]), means[index], shade=round(55 * (means[index] or 0.0))) for index in shown)]
@@ -189,5 +189,5 @@ def classes(setting: Setting, part: str, caption: str, note: str, most: int = 12
 
 
 def _means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The mean of each place over the lists, None where no list has a number."""
+    """The mean at every index over the lists, None where no list has a number."""
     return [mean([value for value in values if value is not None]) for values in zip(*lists, strict=True)]

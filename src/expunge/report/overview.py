@@ -1,4 +1,4 @@
-"""The summary at the head of the page: a row per model and task, the main methods beside the retrained network and the paper."""
+"""Make the summary at the head of the page: a row per model and task, the main methods beside the retrained network and the paper."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def _key(row: Row) -> tuple[object, ...]:
 
 
 def _cell(row: Row | None, paper: Paper, times: Times) -> Cell:
-    """Ours, and in small what the paper prints and how soon it is learned again."""
+    """Our numbers, and in small print the paper's and the re-learn time."""
     if row is None:
         return Cell("–")
     ours = {measure: mean(row.values(row.network or "best", measure)) for measure in MEASURES}
     theirs = {measure: paper(row, row.network if row.network == "before" else "best", measure) for measure in MEASURES}
     numbers = [f"{100 * value:.1f}" for value in ours.values() if value is not None]
-    printed_there = [f"{one.number.value:.1f}" if one is not None else "–" for one in theirs.values()]
+    printed_there = [f"{paper_cell.number.value:.1f}" if paper_cell is not None else "–" for paper_cell in theirs.values()]
     details = [] if row.label == row.family or row.network else [row.label.removeprefix(row.family).removeprefix(", ")]
     details += [f"paper {' / '.join(printed_there)}"] * any(theirs.values())
     time = relearned(times[_key(row)]) if row.network != "before" and _key(row) in times else None

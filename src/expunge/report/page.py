@@ -1,4 +1,4 @@
-"""The page: results to sections of tables and figures, and those to one HTML file that needs nothing beside it."""
+"""Write results as a page: sections of tables and figures in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Section:
 
 
 def write(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
-    """The page of a folder of results, written whole or not at all."""
+    """Write the page of a folder of results, whole or not at all."""
     results = load(folder)
     if not results:
         raise InputError("results", "must be a folder with results in its cells/", os.fspath(folder))
@@ -98,7 +98,7 @@ def page(results: Iterable[Result], source: str = "", notes: Notes | None = None
 
 
 def names(results: Sequence[Content]) -> dict[str, str]:
-    """Experiments by the anchor of their section: the paper's, then any other, then "" for what belongs to none."""
+    """Experiments by the anchor of their section: the paper's, then any others, then "" for results of no experiment."""
     known = {name for result in results for name in result["experiments"]}
     own = {f"own-{index}": name for index, name in enumerate(sorted(known - EXPERIMENTS.keys()))}
     alone = {"other": ""} if any(not result["experiments"] for result in results) else {}
@@ -126,7 +126,7 @@ def section(name: str, kind: Experiment, results: Sequence[Content]) -> Section:
 
 
 def block(anchor: str, experiment: str, kind: Experiment, setting: Setting) -> Block:
-    """The parts there are data for, and the names of those there are none for."""
+    """The parts that have data, and the names of those that have none."""
     paper = partial(printed, experiment)
     makers = {
         "accuracies": lambda: measured.accuracies(setting, paper, kind.digits),
@@ -148,7 +148,7 @@ def block(anchor: str, experiment: str, kind: Experiment, setting: Setting) -> B
     wanted: Iterable[str] = kind.parts or PARTS
     if setting.rows[0].averaged:
         wanted = [part for part in wanted if part in ("accuracies", "end", "nearness", "stability")]
-    elif not setting.methods:  # asked for to compare with: there is no method to show
+    elif not setting.methods:  # run for comparison only: there is no method to show
         wanted = ["accuracies"]
     made = {part: makers[part]() for part in wanted}
     return Block(

@@ -1,4 +1,4 @@
-"""Tables for the page: rows of cells with a text, a value to sort by, and beside it what the paper printed."""
+"""Make tables for the page: rows of cells with a text, a value to sort by, and the paper's number beside it."""
 
 from __future__ import annotations
 

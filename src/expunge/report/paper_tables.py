@@ -1,4 +1,4 @@
-"""Results as tables: mean ± sd over seeds, the best in bold, the paper's number and the gap; for terminals, Markdown, LaTeX and CSV."""
+"""Make tables of results: mean ± sd over seeds, the best in bold, the paper's number and the gap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from expunge.experiments.cells import REFERENCE
 from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
 from expunge.experiments.plans import CONTROL, Entry, Experiment
 from expunge.experiments.results import DIVERGED, NO_DATA, Result
-from expunge.methods.lookup import told_apart
+from expunge.methods.lookup import distinct_labels
 from expunge.report.aggregate import aggregate
 from expunge.report.views import FINETUNE, VIEWS, Column
 
@@ -23,7 +23,7 @@ DATASETS = ("cifar10", "cifar100", "mnist", "tiny-imagenet")
 
 @dataclass(frozen=True)
 class Value:
-    """`mean` and `sd` over `seeds`, in percent unless the column says otherwise; `text` in place of a mean that is not there."""
+    """`mean` and `sd` over `seeds`, in percent unless the column says otherwise; `text` in place of a missing mean."""
 
     mean: float | None
     sd: float
@@ -101,7 +101,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     groups: dict[tuple[str, str, str], list[Entry]] = {}
     for entry in kept:
         groups.setdefault((entry.section, entry.row, str(entry.cell.method["reading"])), []).append(entry)
-    kinds = told_apart(dict.fromkeys(entry.row for entry in kept))
+    kinds = distinct_labels(dict.fromkeys(entry.row for entry in kept))
     notes: dict[str, None] = {}
     rows = []
     for (section, name, reading), members in groups.items():
@@ -149,7 +149,7 @@ def paper_numbers(experiment: str, view: str, block: str, section: str, name: st
 
 
 def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
-    """Over the seeds; those that have not run are left out, and what is said in place of a number tells why."""
+    """The value over the seeds; those that have not run are skipped, and a text in place of a number says why."""
     there = [result for result in results if result is not None]
     values = [value for result in there if (value := column.value(result, row)) is not None]
     if not values:
@@ -166,7 +166,7 @@ def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
 
 
 def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> list[Row]:
-    """Bold: the best method of each section; the references and the control are none."""
+    """Mark the best method of each section for bold print; the references and the control do not compete."""
     apart = {REFERENCE, ORIGINAL, CONTROL} | ({FINETUNE} if view == "masked" else set())
     marked = [list(row.values) for row in rows]
     for section in {row.section for row in rows}:
@@ -181,5 +181,5 @@ def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> lis
 
 
 def empty(tables: Sequence[Table]) -> int:
-    """How many values have not been run."""
+    """The number of values that have not been run."""
     return sum(value.text == NOT_RUN for table in tables for row in table.rows for value in row.values)

@@ -1,4 +1,4 @@
-"""Which parts of the page show which experiment."""
+"""Map experiments to the parts of the page that show them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Experiment:
-    """Its title, what it asks, and which parts of the page answer; without parts, all there are data for."""
+    """The title and question of an experiment, and the parts of the page that answer it; without parts, all that have data."""
 
     title: str
     text: str
@@ -15,7 +15,7 @@ class Experiment:
     digits: int = 1
 
 
-PARTS = {  # by name, and what is said where there are no data for it
+PARTS = {  # by name, with the text where there are no data for it
     "accuracies": "accuracies",
     "end": "accuracies at the last epoch",
     "tradeoff": "the trade-off",

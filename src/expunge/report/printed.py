@@ -1,4 +1,4 @@
-"""The paper's printed number for a row of ours, where there is one, and whether the two may be compared."""
+"""Look up the paper's printed number for a row of ours, and whether the two may be compared."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def section(experiment: str, cell: Content) -> str:
 def reason(experiment: str, row: Row, view: str, measure: str) -> str:
     """Why ours and the paper's number are not comparable; "" where they are."""
     cell = row.cell
-    if other := _other_settings(cell, trained=view == "before" or row.retrained):
-        return other
+    if difference := _changed_settings(cell, trained=view == "before" or row.retrained):
+        return difference
     if view == "before":
         return ""
     if experiment == "table2" and not row.averaged:
@@ -67,8 +67,8 @@ def reason(experiment: str, row: Row, view: str, measure: str) -> str:
     return ""
 
 
-def _other_settings(cell: Content, trained: bool) -> str:
-    """What of the data, the training or the fine-tuning is not the paper's; `trained`: of a network that is not fine-tuned."""
+def _changed_settings(cell: Content, trained: bool) -> str:
+    """What differs from the paper in data, training or fine-tuning; `trained`: of a network that is not fine-tuned."""
     recipe, tuning = cell.get("recipe") or {}, cell.get("tuning") or {}
     theirs = asdict(RECIPES[cell["dataset"]]) if cell["dataset"] in RECIPES else {}
     for key, value in theirs.items():

@@ -1,4 +1,4 @@
-"""How it was run: a summary, settings, versions, hardware, seconds, every run, and those without a result."""
+"""Report how results were run: a summary, settings, versions, hardware, seconds, every run, and those without a result."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def runs(results: Sequence[Content]) -> list[Table]:
 
 
 def _named(key: str, value: str) -> bool:
-    """Whether the method's label says it; of a class of one's own it does not say where it is from."""
+    """Whether the method's label says it; the label of a user's class does not say where it is from."""
     return key == "method.reading" or (key == "method.name" and not is_path(value))
 
 

@@ -33,7 +33,7 @@ SCENARIOS: dict[str, Callable[[Any], str]] = {  # what a scenario says, in words
 
 @dataclass(frozen=True, eq=False)  # by identity: results are dictionaries
 class Row:
-    """One method, as it was set, on one setting or several: a result a seed. Or one of the networks to compare with: `network`."""
+    """One method, as it was set, on one setting or several: one result per seed. Or one of the networks to compare with: `network`."""
 
     label: str
     results: tuple[Content, ...]
@@ -46,7 +46,7 @@ class Row:
         return [float(value) for value in numbers if isinstance(value, int | float) and isfinite(value)]
 
     def lists(self, *path: str) -> list[Sequence[float | None]]:
-        """As `values`, of lists that are equally long."""
+        """As `values`, for lists of one length."""
         lists = [value for value in (at(result, *path) for result in self.results) if isinstance(value, list | tuple) and value]
         return [values for values in lists if len(values) == len(lists[0])]
 
@@ -124,7 +124,7 @@ def once(results: Iterable[Content], network: Network) -> list[Content]:
 
 
 def at(content: Any, *path: str) -> Any:
-    """What lies at a path, None where it ends early."""
+    """The value at a path, None where the path ends early."""
     for key in path:
         content = content.get(key) if isinstance(content, Mapping) else None
     return content
@@ -187,7 +187,7 @@ def rows(results: Sequence[Content]) -> list[Row]:
 
 
 def difference(values: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> list[str]:
-    """What sets values apart from any of the others, in words."""
+    """What distinguishes these values from the others, in words."""
     names = sorted(name for name in values if any(other.get(name) != values[name] for other in others))
     return [f"{name.rpartition('.')[2].replace('_', ' ')} {values[name]}" for name in names]
 

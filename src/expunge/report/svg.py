@@ -1,4 +1,4 @@
-"""Small pictures in SVG: a plane with axes, marks, lines and bars. Colours are variables of the page's style, so they follow its theme."""
+"""Draw small SVG pictures: a plane with axes, marks, lines and bars. Colours are variables of the page's style and follow its theme."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def _text(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers from `low` to `high`: steps of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / most
+def ticks(low: float, high: float, count: int = 6) -> list[float]:
+    """About `count` round numbers from `low` to `high`: steps of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -87,7 +87,7 @@ def _form(x: float, y: float, mark: Mark, tip: str) -> str:
 
 
 class Plane:
-    """Axes from `x[0]` to `x[1]` and `y[0]` to `y[1]`; what is drawn comes on top of what was drawn before."""
+    """Axes from `x[0]` to `x[1]` and `y[0]` to `y[1]`; later drawings are on top."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The figure of remain against forget accuracy: a mark for every run, and the corner around the retrained network enlarged."""
+"""Draw remain against forget accuracy: a mark for every run, and the corner around the retrained network enlarged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Point:
 
 
 def tradeoff(setting: Setting, name: str) -> Figure | None:
-    """Remain against forget accuracy, a mark a method and seed; then the corner around the retrained network, enlarged."""
+    """Remain against forget accuracy, one mark per method and seed; then the corner around the retrained network, enlarged."""
     letters = _letters(setting.rows)
     points = [
         Point(row, letters[row], result["cell"].get("seed"), 100 * end["forget"], 100 * end["remain"])

@@ -1,4 +1,4 @@
-"""What a training shows: its recipe, and its epochs as they pass."""
+"""Show a training: its recipe, and every epoch as it ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from expunge.vision.zoo import Point, Trained
 Show = Callable[[Trained], None]
 
 
-def told(recipe: Recipe) -> str:
+def recipe_line(recipe: Recipe) -> str:
     """The recipe's numbers in one line."""
     parts = [counted(recipe.epochs, "epoch"), f"batches of {recipe.batch_size}", f"rate {recipe.rate:g}"]
     if recipe.decays:
@@ -34,14 +34,14 @@ def line(point: Point) -> str:
 
 
 class Clock:
-    """Time left of each network, by the epochs of this call: those that were done before took no time now."""
+    """The time left per network, by the epochs of this call; epochs of an earlier call do not count."""
 
     def __init__(self, epochs: int) -> None:
         self.epochs, self.started = epochs, time.monotonic()
         self._before: dict[str, int] = {}
 
     def left(self, trained: Trained) -> str:
-        """After the last epoch noted."""
+        """The time left after the last epoch of the curve."""
         epoch = trained.curve[-1].epoch
         before = self._before.setdefault(trained.job.name, epoch - 1)
         seconds = round((time.monotonic() - self.started) / (epoch - before) * (self.epochs - epoch))
@@ -75,14 +75,14 @@ def _bars(epochs: int) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[told]}"))
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[status]}"))
     with Progress(*columns, console=Console(stderr=True)) as bars:
         clock, tasks = Clock(epochs), dict[str, TaskID]()
 
         def show(trained: Trained) -> None:
             point, name = trained.curve[-1], trained.job.name
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=epochs, told="")
-            bars.update(tasks[name], completed=point.epoch, told=f"{line(point)}, {clock.left(trained)}")
+                tasks[name] = bars.add_task(name, total=epochs, status="")
+            bars.update(tasks[name], completed=point.epoch, status=f"{line(point)}, {clock.left(trained)}")
 
         yield show

@@ -1,4 +1,4 @@
-"""Ways to look at results: which numbers of them are the columns of a table."""
+"""Define views of results: which of their numbers are the columns of a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True)
 class View:
-    """One way to look at an experiment; `columns` may depend on the results."""
+    """One view of an experiment; `columns` may depend on the results."""
 
     title: str
     columns: Callable[[Sequence[Result]], list[Column]]
@@ -66,14 +66,14 @@ def _by_epoch(measure: str) -> Callable[[Sequence[Result]], list[Column]]:
         return lambda result, row: getattr(result.history[min(epoch, len(result.history) - 1)], measure) if result.history else None
 
     def columns(results: Sequence[Result]) -> list[Column]:
-        most = max([1, *(len(result.history) for result in results)])  # where nothing has one, there is a column to say so
-        return [Column(f"{measure} {epoch}", str(epoch), at(epoch)) for epoch in range(most)]
+        longest = max([1, *(len(result.history) for result in results)])  # without any history, one column says so
+        return [Column(f"{measure} {epoch}", str(epoch), at(epoch)) for epoch in range(longest)]
 
     return columns
 
 
 def _summary(results: Sequence[Result]) -> list[Column]:
-    """What a method did, and what it cost."""
+    """What a method did, and its cost."""
 
     def part(name: str, measure: str) -> Callable[[Result, str], float | None]:
         return lambda result, row: getattr(getattr(result, name), measure, None)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from expunge.runtime.modes import Generators
-from expunge.runtime.nested import Batch, each_tensor, tensors
+from expunge.runtime.nested import Batch, map_tensors, tensors
 
 Result = TypeVar("Result")  # tensors that the next step of the same form writes over
 
@@ -67,7 +67,7 @@ class GraphedStep(Generic[Result]):
         return captured.result
 
     def _capture(self, form: object, batch: Batch) -> None:
-        static, graph, generators = each_tensor(batch, torch.clone), torch.cuda.CUDAGraph(), Generators.now()
+        static, graph, generators = map_tensors(batch, torch.clone), torch.cuda.CUDAGraph(), Generators.now()
         self.before_capture()
         torch.cuda.current_stream().synchronize()
         try:

@@ -11,16 +11,16 @@ from torch import Tensor
 Batch = Any
 
 
-def each_tensor(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
-    """The same batch with every tensor in it changed."""
+def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """The same batch with `change` applied to every tensor in it."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
-        return {key: each_tensor(value, change) for key, value in batch.items()}
+        return {key: map_tensors(value, change) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(each_tensor(value, change) for value in batch))
+        return type(batch)(*(map_tensors(value, change) for value in batch))
     if isinstance(batch, (tuple, list)):
-        return type(batch)(each_tensor(value, change) for value in batch)
+        return type(batch)(map_tensors(value, change) for value in batch)
     return batch
 
 
@@ -29,17 +29,17 @@ def tensors(nested: Any) -> list[Tensor]:
     return [leaf for leaf in leaves(nested) if isinstance(leaf, Tensor)]
 
 
-def each_place(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]], Tensor]) -> Batch:
-    """One batch out of several of the same form: the tensors at each place, in mappings by key, made into one; all else from the first."""
+def combine_tensors(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]], Tensor]) -> Batch:
+    """Combine several batches of one form into one: `change` makes one tensor of those at the same place; all else is the first's."""
     first = batches[0]
     if isinstance(first, Tensor):
         return change(batches)
     if isinstance(first, Mapping):
         if any(batch.keys() != first.keys() for batch in batches):
             raise ValueError(f"keys {', '.join(map(str, first))} and others")
-        return {key: each_place([batch[key] for batch in batches], change) for key in first}
+        return {key: combine_tensors([batch[key] for batch in batches], change) for key in first}
     if isinstance(first, (tuple, list)):
-        parts = [each_place(column, change) for column in zip(*batches, strict=True)]
+        parts = [combine_tensors(column, change) for column in zip(*batches, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return first
 

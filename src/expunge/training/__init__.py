@@ -1,4 +1,4 @@
-"""The one training loop, its settings and schedules, and several trainings side by side."""
+"""Train a model: the one training loop, its settings and schedules, and several trainings side by side."""
 
 from expunge.training.distillation import Distillation
 from expunge.training.loop import Phase, steps, train, train_phases

@@ -1,4 +1,4 @@
-"""The state of a training in one file: weights, optimizer, epoch and random numbers, so that it can go on as if never stopped."""
+"""Save the state of a training in one file (weights, optimizer, epoch, random numbers) and resume it as if never stopped."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from expunge.training import optimizer_states
 
 KIND = "training"
 MODEL, OPTIMIZER = "model/", "optimizer/"
-DATA = "data"  # the one setting that need not be known: not every dataset tells, and older files do not have it
+DATA = "data"  # the one optional setting: not every dataset has a digest, and older files lack it
 
 
 def save(
     path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer, epoch: int, settings: Mapping[str, str], device: torch.device
 ) -> Path:
-    """After `epoch` epochs; the file is replaced whole or not at all."""
-    kept, numbers = optimizer_states.parts(optimizer)
+    """Save the state after `epoch` epochs; the file is replaced whole or not at all."""
+    states, numbers = optimizer_states.parts(optimizer)
     tensors: dict[str, Tensor] = {f"{MODEL}{name}": tensor for name, tensor in _weights(model).items()}
-    tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in kept.items()}
+    tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in states.items()}
     now = Generators.now()
     tensors |= {"random/torch": now.torch, "random/python": torch.tensor(now.python[1], dtype=torch.int64)}
     tensors["random/numpy"] = torch.from_numpy(now.numpy[1].astype(numpy.int64))
@@ -51,24 +51,24 @@ def load(
     device: torch.device,
     epochs: int = 2**31,
 ) -> int:
-    """Put everything back where it was; the number of epochs that are done, of `epochs`.
+    """Restore the state and return the number of finished epochs, at most `epochs`.
 
-    A file of another training, or one that does not hold all of a training, is refused before anything is changed.
+    Raises before anything is changed where the file is of another training, or is incomplete.
     """
     tensors, metadata = load_tensors(path, KIND)
     with _as_saved(path):
-        kept = parse_json(metadata["settings"])
-        if not isinstance(kept, dict):
+        stored = parse_json(metadata["settings"])
+        if not isinstance(stored, dict):
             raise ValueError("settings must be an object")
     needed = {name: value for name, value in settings.items() if name != DATA}
-    if other := [f"{name} {excerpt(kept.get(name))}, not {value}" for name, value in needed.items() if kept.get(name) != value]:
-        raise MismatchError(f"{os.fspath(path)} is of a training with other settings: {'; '.join(other)}; keep this one in another file")
-    if DATA in kept and DATA in settings and kept[DATA] != settings[DATA]:
+    if changed := [f"{name} {excerpt(stored.get(name))}, not {value}" for name, value in needed.items() if stored.get(name) != value]:
+        raise MismatchError(f"{os.fspath(path)} is of a training with other settings: {'; '.join(changed)}; keep this one in another file")
+    if DATA in stored and DATA in settings and stored[DATA] != settings[DATA]:
         raise MismatchError(f"{os.fspath(path)} is of a training on other data; keep this one in another file")
-    held = _weights(model)
+    current = _weights(model)
     weights = _named(tensors, MODEL)
-    if _forms(weights) != _forms(held):
-        different = sorted(name for name in {*weights, *held} if _forms(weights).get(name) != _forms(held).get(name))
+    if _forms(weights) != _forms(current):
+        different = sorted(name for name in {*weights, *current} if _forms(weights).get(name) != _forms(current).get(name))
         raise MismatchError(f"{os.fspath(path)} is of another network: {excerpt(', '.join(different[:4]))}")
     with _as_saved(path):
         if metadata["trained"] != _trained(model):
@@ -81,7 +81,7 @@ def load(
             raise ValueError(f"there must be nothing else in it; found {strange[0]}")
         optimizer_states.restore(optimizer, states)
     with torch.no_grad():
-        for name, tensor in held.items():
+        for name, tensor in current.items():
             tensor.copy_(weights[name])
     if cuda is not None:
         torch.cuda.set_rng_state(cuda, device)
@@ -91,7 +91,7 @@ def load(
 
 @contextmanager
 def _as_saved(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within, what is missing or cannot be is the file's fault: its digest may be right and its content made up."""
+    """Within the context, whatever is missing or impossible is the file's fault: its digest may be right and its content made up."""
     try:
         yield
     except ExpungeError:
@@ -105,7 +105,7 @@ def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _generators(tensors: Mapping[str, Tensor], described: Any) -> Generators:
-    """The generators' states, tried on generators of their own first."""
+    """The generators' states, tried on separate generators first."""
     version, gauss = described["python"]
     name, position, has_gauss, cached = described["numpy"]
     if not all(isinstance(number, float) for number in (position, has_gauss, cached)) or not isinstance(gauss, float | None):
@@ -114,15 +114,15 @@ def _generators(tensors: Mapping[str, Tensor], described: Any) -> Generators:
     # numpy takes any place in its 624 words, and reads there.
     if not 0 <= position <= len(words) == 624 or words.dtype != torch.int64 or bool((words < 0).any()) or bool((words >= 2**32).any()):
         raise ValueError("numpy's random state must be 624 words and a place among them")
-    found = Generators(
+    generators = Generators(
         tensors["random/torch"],
         (version, tuple(tensors["random/python"].tolist()), gauss),
         (name, words.numpy().astype(numpy.uint32), int(position), int(has_gauss), cached),
     )
-    torch.Generator().set_state(found.torch)
-    random.Random().setstate(found.python)
-    numpy.random.RandomState().set_state(found.numpy)
-    return found
+    torch.Generator().set_state(generators.torch)
+    random.Random().setstate(generators.python)
+    numpy.random.RandomState().set_state(generators.numpy)
+    return generators
 
 
 def _cuda_state(tensors: Mapping[str, Tensor], device: torch.device) -> Tensor | None:

@@ -53,7 +53,7 @@ class Distillation:
             labels = losses(student, objective.targets(samples)).mean()
             return (1 - self.weight) * labels + self.weight * self.temperature**2 * apart
 
-        return Phase(taught.batches, argument, loss, itemgetter(0), replayable=True)
+        return Phase(taught.batches, argument, loss, itemgetter(0), graphable=True)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stop a training whose loss left the finite numbers, or exploded."""
+"""Stop a training whose loss is no longer finite, or has exploded."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
 FACTOR = 100  # a linear classifier of large inputs may go up to 60 times the loss of a guess, and end well
-STEPS = 20  # the fewest that are judged: a few may well go up and come down again
+STEPS = 20  # judged at once, at least: fewer may well go up and come down again
 
 
 class Explosion:
     """Judges the losses of the steps, an epoch at a time (several where they have fewer than 20 steps).
 
     Exploded: median of the steps > 100 · max(loss of the first step, loss of a uniform guess). A network that an edit broke begins with a
-    high loss, so it is not hit; nor is a spike that passes. Only losses of classes are judged: a method's own loss may rise on purpose, and
-    of another nobody knows what a guess gives.
+    high loss, so it is not stopped; nor is a short spike. Only losses of classes are judged: a method's own loss may rise on purpose, and
+    for any other loss the value of a guess is unknown.
     """
 
     def __init__(self, tuning: Tuning, objective: Objective) -> None:
@@ -40,7 +40,7 @@ class Explosion:
             self.reference = loss.detach().clamp(min=math.log(classes) * math.prod(positions))
 
     def check(self, losses: Tensor, epoch: int, sources: Sequence[Any] | None) -> None:
-        """Raise `DivergedError` where the losses of an epoch, counted from 0, say so; `sources` None: they were of a method's own."""
+        """Raise `DivergedError` where the losses of an epoch (counted from 0) exploded; `sources` is None for a method's own loss."""
         if len(broken := torch.nonzero(~torch.isfinite(losses))):
             step = int(broken[0])
             place = f"epoch {epoch + 1}, iteration {step + 1} of {len(losses)}"

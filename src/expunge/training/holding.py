@@ -22,7 +22,7 @@ def freeze(model: nn.Module, mask: Mapping[str, Tensor], optimizer: torch.optim.
 
     Departures: the text does not say; in the released program masked weights are free to grow back (no `freeze`).
     """
-    with _held([(parameter, part, parameter.new_zeros(())) for parameter, part in masked_parameters(model, mask).values()], optimizer):
+    with _pinned([(parameter, part, parameter.new_zeros(())) for parameter, part in masked_parameters(model, mask).values()], optimizer):
         yield
 
 
@@ -34,18 +34,18 @@ def only(model: nn.Module, mask: Mapping[str, Tensor], optimizer: torch.optim.Op
     """
     parts = dict(masked_parameters(model, mask).values())
     none = {parameter: torch.zeros_like(parameter, dtype=torch.bool) for parameter in model.parameters() if parameter not in parts}
-    with _held([(parameter, ~part, parameter.detach().clone()) for parameter, part in (parts | none).items()], optimizer):
+    with _pinned([(parameter, ~part, parameter.detach().clone()) for parameter, part in (parts | none).items()], optimizer):
         yield
 
 
 @contextmanager
-def _held(weights: Sequence[tuple[nn.Parameter, Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Each parameter has the given values where its part is true, after every step; gradients and the optimizer's state are zero there."""
-    held = [(parameter, part, values) for parameter, part, values in weights if part.any()]
+def _pinned(weights: Sequence[tuple[nn.Parameter, Tensor, Tensor]], optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Every parameter has these values where its part is true, after every step; gradients and the optimizer's state are zero there."""
+    pinned = [(parameter, part, values) for parameter, part, values in weights if part.any()]
 
     def restore(*_: Any) -> None:
         with torch.no_grad():
-            for parameter, part, values in held:
+            for parameter, part, values in pinned:
                 parameter.copy_(torch.where(part, values, parameter))
                 for value in optimizer.state.get(parameter, {}).values():
                     # A state of no dimensions is a counter (Adam's step), even beside a parameter of none.
@@ -53,12 +53,12 @@ def _held(weights: Sequence[tuple[nn.Parameter, Tensor, Tensor]], optimizer: tor
                         value.masked_fill_(part, 0)
 
     restore()
-    for parameter, part, _ in held:
+    for parameter, part, _ in pinned:
         if parameter.grad is not None:
             parameter.grad.masked_fill_(part, 0)
     hooks: list[Any] = [optimizer.register_step_post_hook(restore)]
     try:
-        for parameter, part, _ in held:
+        for parameter, part, _ in pinned:
             if parameter.requires_grad:
                 hooks.append(parameter.register_hook(lambda gradient, part=part: gradient.masked_fill(part, 0)))
         yield

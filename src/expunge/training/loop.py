@@ -1,4 +1,4 @@
-"""The only training loop."""
+"""Train a model: the one loop that every training goes through."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened
-from expunge.runtime.cuda_graphs import GraphedStep as Replays
+from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
 from expunge.training import checkpoints, holding
 from expunge.training.explosion import Explosion
 from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
-from expunge.training.single_samples import Lone
+from expunge.training.single_samples import SingleSampleFilter
 from expunge.training.tuning import Precision, Tuning
 from expunge.validate import check_number, shown
 
@@ -62,20 +62,21 @@ def train(
     progress: bool | None = None,
     keep: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Train the model in place, in train mode; `after_epoch(1)` is called when the first epoch is over, and may end the training by True.
+    """Train the model in place, in train mode. `after_epoch(1)` is called after the first epoch; return True to stop early.
 
     The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay; weights that `mask` names
-    are zero all the time, whatever the optimizer does (`holding.freeze`). A dataset is cut into
-    `tuning.batch_size`; a loader keeps its own batches. `keep` names a file that holds the state after every epoch: a training that was
-    stopped, at whatever moment, goes on from there, and ends with the weights it would have had. `after_epoch` comes before the file is
-    written, so it may be called twice for the epoch in which a training was stopped. Without `keep` every call starts anew.
+    stay zero, whatever the optimizer does (`holding.freeze`). A dataset is cut into batches of `tuning.batch_size`; a loader keeps its own.
     `progress` None: shown where standard error is a terminal or a notebook runs.
 
-    A file of a training with other settings or on other data is refused. Data are told from others by the tensors of a TensorDataset or
-    of our images, or by the numbers in a dataset's `targets`, also in a Subset, a ConcatDataset or a loader; equal means bit for bit. Other
-    changes (of batches in a list, of what a dataset of one's own holds or makes of a sample, of the objective) are not noticed.
+    `keep` names a file for the state after every epoch. A training that was stopped resumes from there, and ends with the weights it would
+    have had. `after_epoch` comes before the file is written, so it may be called twice for the epoch in which a training was stopped.
+    Without `keep` every call starts anew.
 
-    On CUDA, where the data are tensors on the device and the model has no hooks, each step is replayed as one CUDA graph.
+    A file of a training with other settings or on other data raises `MismatchError`. Data are compared bit for bit, by the tensors of a
+    TensorDataset or of our images, or by the numbers in a dataset's `targets`; also in a Subset, a ConcatDataset or a loader. Other changes
+    (of batches in a list, of anything else in your own dataset, of the objective) are not noticed.
+
+    On CUDA, where the data are tensors on the device and the model has no hooks, each step runs as one CUDA graph.
     """
     check_training(model, tuning, objective)
     batches = as_batches(data, "data", tuning.batch_size)
@@ -94,16 +95,16 @@ def check_training(model: nn.Module, tuning: Tuning, objective: Objective) -> No
 class Phase:
     """One pass over some data with a loss of its own; `loss` None: the mean of the objective's.
 
-    `loss(model, batch, losses)` returns the number to minimise. `losses(logits, targets)` are the objective's, one a sample; labels are
-    looked at in the first epoch. `argument` names the data in an error. `samples(batch)` is what the objective takes for a batch, where
-    more goes with it. `replayable` says that the loss is tensor operations alone, so that a CUDA graph may hold its steps.
+    `loss(model, batch, losses)` returns the number to minimise. `losses(logits, targets)` are the objective's, one per sample; labels
+    are checked in the first epoch. `argument` names the data in an error. `samples(batch)` is the part of a batch that the objective reads.
+    `graphable` says that the loss is tensor operations alone, so that a CUDA graph may hold its steps.
     """
 
     batches: Batches
     argument: str
     loss: Loss | None = None
     samples: Callable[[Batch], Batch] = lambda batch: batch
-    replayable: bool = False
+    graphable: bool = False
 
 
 def train_phases(
@@ -121,8 +122,8 @@ def train_phases(
     `hold(optimizer)` is entered before the first step: it may keep weights where they are (`holding.freeze`, `holding.only`).
     """
     total = sum(len(phase.batches) for epoch in range(tuning.schedule.epochs) for phase in phases(epoch))
-    with closing(steps(model, phases, tuning, objective, hold, after_epoch, keep)) as each:
-        for _ in track(each, "training", total, enabled=progress):
+    with closing(steps(model, phases, tuning, objective, hold, after_epoch, keep)) as training:
+        for _ in track(training, "training", total, enabled=progress):
             pass
 
 
@@ -136,7 +137,7 @@ def steps(
     keep: str | os.PathLike[str] | None,
     note_loss: Callable[[int, float], None] | None = None,
 ) -> Generator[None, None, None]:
-    """A training as a generator: a yield after every step, the last of an epoch when all is done that belongs to the epoch."""
+    """A training as a generator: it yields after every step, and after an epoch's last step once all work of the epoch is done."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be trained")
@@ -155,7 +156,7 @@ def steps(
             settings = _settings(tuning, optimizer, plan)
             done = checkpoints.load(keep, model, optimizer, settings, device, len(plan)) if os.path.exists(keep) else 0
         update, finite = _Update(model, tuning, objective, optimizer), finite_tensors(model)
-        stack.callback(update.let_go)
+        stack.callback(update.release)
         for epoch, parts in enumerate(plan[done:], start=done):
             loss = yield from _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done)
             check_finite(model, finite, f"after epoch {epoch + 1}")
@@ -173,27 +174,27 @@ def steps(
 def _epoch(
     model: nn.Module, phases: Sequence[Phase], epoch: int, tuning: Tuning, objective: Objective, update: _Update, check: bool
 ) -> Generator[None, None, float]:
-    """One epoch, a yield after every step but the last; its mean loss. Data are looked at where `check` is set: it costs time, and on a
-    GPU a wait."""
+    """Train one epoch, yielding after every step but the last; return its mean loss. `check` checks the data, which costs time and makes
+    a GPU wait."""
     device, length, done, made = device_of(model), sum(len(phase.batches) for phase in phases), 0, 0
-    # Kept on the device and read once an epoch: reading it at every step would make a GPU wait.
+    # Kept on the device and read once per epoch: reading it at every step would make a GPU wait.
     noted = torch.zeros(length, device=device)
     for phase in phases:
         with seeded(tuning.seed, device):  # reading may draw random numbers, and these are not the training's
-            replays = update.replays(phase, device)
-            if check and replays is not None:
-                _look_at(model, phase, objective)
-        losses: Losses = objective.per_sample if check and replays is None else objective.losses
-        if replays is not None and phase.batches.rows is not None:
+            graphed = update.graphed_step(phase, device)
+            if check and graphed is not None:
+                _check_data(model, phase, objective)
+        losses: Losses = objective.per_sample if check and graphed is None else objective.losses
+        if graphed is not None and phase.batches.rows is not None:
             samples: Callable[[Any], Batch] = partial(_samples_of_rows, phase, phase.batches.rows)
             batches: Iterable[Any] = phase.batches.rows.shuffled(tuning.seed + epoch, device)
         else:
             samples = phase.samples
             batches = (screened(phase.batches, phase.argument, objective) if check else phase.batches).shuffled(tuning.seed + epoch)
-        for iteration, batch in enumerate(update.lone.kept(batches, phase.argument, samples)):
+        for iteration, batch in enumerate(update.single_samples.kept(batches, phase.argument, samples)):
             update.set_rate(_rate(tuning, epoch + (done + iteration) / length))
             with naming(phase.argument):
-                loss = update(phase, to_device(batch, device), losses) if replays is None else replays(batch)
+                loss = update(phase, to_device(batch, device), losses) if graphed is None else graphed(batch)
             noted[done + iteration].copy_(loss)
             made += 1
             if done + iteration + 1 < length:
@@ -205,7 +206,7 @@ def _epoch(
 
 
 def _settings(tuning: Tuning, optimizer: Optimizer, plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
-    """What makes a training the same one. The schedule by its rates, the optimizer by what it holds: their names need not tell."""
+    """The settings that identify a training. The schedule by its rates, the optimizer by its groups: their names may not say enough."""
     steps = [sum(len(phase.batches) for phase in parts) for parts in plan]
     rates = [[_rate(tuning, epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
     runs = ", ".join(f"{len(list(equal))}x{rate:g}" for rate, equal in itertools.groupby(of_epoch[0] for of_epoch in rates))
@@ -222,19 +223,19 @@ def _settings(tuning: Tuning, optimizer: Optimizer, plan: Sequence[Sequence[Phas
 
 
 def _data(plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
-    """Which data, where that can be told of all."""
+    """The digests of the data, where all have one."""
     sources = {id(phase.batches.source): phase.batches.source for parts in plan for phase in parts}
     digests = [data_digest(source) for source in sources.values()]
     return {} if None in digests else {checkpoints.DATA: " ".join(map(str, digests))}
 
 
 class _Update:
-    """One step: forward, backward, and the optimizer; on CUDA, where the data allow it, as a graph that is replayed."""
+    """One step: forward, backward, and the optimizer; on CUDA, where the data allow it, as a CUDA graph."""
 
     def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
         self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
-        self.lone, self.explosion = Lone(model, objective), Explosion(tuning, objective)
-        self._replays: dict[int, Replays[Tensor] | None] = {}
+        self.single_samples, self.explosion = SingleSampleFilter(model, objective), Explosion(tuning, objective)
+        self._graphed: dict[int, GraphedStep[Tensor] | None] = {}
         self._rate: float | None = None
 
     def __call__(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
@@ -269,21 +270,21 @@ class _Update:
             else:
                 group["lr"] = rate
 
-    def replays(self, phase: Phase, device: torch.device) -> Replays[Tensor] | None:
-        """How to replay this phase's steps from the rows of its data; None where they have to be made one by one."""
+    def graphed_step(self, phase: Phase, device: torch.device) -> GraphedStep[Tensor] | None:
+        """This phase's step as a CUDA graph that reads rows of the data; None where steps must run eagerly."""
         rows, key = phase.batches.rows, id(phase.batches)
         if device.type != "cuda" or rows is None or self.tuning.optimizer is not None or hooked(self.model):
             return None
-        if phase.loss is not None and not phase.replayable:
+        if phase.loss is not None and not phase.graphable:
             return None
-        if key not in self._replays:
-            step = partial(self._from_rows, phase, rows)
-            self._replays[key] = Replays(step, partial(self.optimizer.zero_grad, set_to_none=True)) if _on_device(rows, device) else None
-        return self._replays[key]
+        if key not in self._graphed:
+            step, clear = partial(self._from_rows, phase, rows), partial(self.optimizer.zero_grad, set_to_none=True)
+            self._graphed[key] = GraphedStep(step, clear) if _on_device(rows, device) else None
+        return self._graphed[key]
 
-    def let_go(self) -> None:
-        """Of the graphs and their memory, at once: they hold this object, and would wait for the garbage collector with it."""
-        self._replays.clear()
+    def release(self) -> None:
+        """Free the CUDA graphs and their memory at once: they refer to this object, and would wait for the garbage collector with it."""
+        self._graphed.clear()
 
     def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
         return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)
@@ -295,14 +296,14 @@ def _samples_of_rows(phase: Phase, rows: Rows, chosen: Tensor) -> Batch:
 
 def _on_device(rows: Rows, device: torch.device) -> bool:
     try:
-        one = rows.read(torch.zeros(1, dtype=torch.int64, device=device))
+        sample = rows.read(torch.zeros(1, dtype=torch.int64, device=device))
     except Exception:  # a dataset of one's own that cannot take rows from there
         return False
-    return all(tensor.device == device for tensor in tensors(one))
+    return all(tensor.device == device for tensor in tensors(sample))
 
 
-def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
-    """Look at all of the data before the first step: replayed ones cannot."""
+def _check_data(model: nn.Module, phase: Phase, objective: Objective) -> None:
+    """Check all of the data before the first step: a CUDA graph cannot."""
     logits: torch.Size | None = None
     with naming(phase.argument), in_mode(model, training=False), torch.no_grad():
         for batch in map(phase.samples, screened(phase.batches, phase.argument, objective)):
@@ -312,7 +313,7 @@ def _look_at(model: nn.Module, phase: Phase, objective: Objective) -> None:
 
 
 def _number(loss: Any) -> Tensor:
-    """What a loss of one's own returned."""
+    """Require that a user's loss returned one number to minimise."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
         return loss
     shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -320,7 +321,7 @@ def _number(loss: Any) -> Tensor:
 
 
 def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
-    """One over other parameters (of the model that `unlearn` has copied, say) would train these instead, or nothing."""
+    """Require these parameters: an optimizer of others (say, of the model that `unlearn` copied) would train those, or nothing."""
     rule = "must build a torch optimizer from the parameters it is given, and no others"
     if not isinstance(optimizer, Optimizer):
         raise InputError("optimizer", rule, type(optimizer).__name__)
@@ -331,7 +332,7 @@ def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
 
 
 def _rate(tuning: Tuning, time: float) -> float:
-    """What the schedule says, which may be a user's own."""
+    """The schedule's rate, checked: the schedule may be a user's own."""
     rate = tuning.schedule.rate(time)
     rate = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
     check_number("schedule", rate, 0, rule=f"must give a finite rate of at least 0 at every time, and so at {time:g}")
@@ -344,5 +345,5 @@ def _optimizer(trainable: list[nn.Parameter], tuning: Tuning) -> Optimizer:
     rate: float | Tensor = _rate(tuning, 0)
     fused = all(parameter.is_cuda for parameter in trainable)
     if fused:
-        rate = torch.tensor(rate, device=trainable[0].device)  # there it can change between replays of a captured step
+        rate = torch.tensor(rate, device=trainable[0].device)  # there it can change between runs of a CUDA graph
     return SGD(trainable, lr=rate, momentum=tuning.momentum, weight_decay=tuning.weight_decay, fused=fused or None)

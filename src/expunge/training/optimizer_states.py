@@ -1,4 +1,4 @@
-"""The state of an optimizer as tensors and numbers by name, and back: looked through before anything is changed."""
+"""Turn the state of an optimizer into tensors and numbers by name, and back, checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def parts(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read(optimizer: Optimizer, tensors: Mapping[str, Tensor], numbers: Any) -> States:
-    """The states by parameter; a ValueError for what this optimizer could not go on with. The optimizer is left as it is."""
+    """The states by parameter. Raises ValueError where this optimizer could not resume from them; the optimizer is left as it is."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = {str(index): index for index in range(len(parameters))}
     if not isinstance(numbers, dict) or not all(value is None or isinstance(value, int | float) for value in numbers.values()):
@@ -51,7 +51,7 @@ def read(optimizer: Optimizer, tensors: Mapping[str, Tensor], numbers: Any) -> S
 
 
 def restore(optimizer: Optimizer, states: States) -> None:
-    """Give the optimizer these states, or leave it as it was: one of the caller's own may refuse them with a ValueError."""
+    """Give the optimizer these states, or leave it as it was: an optimizer of the caller's may refuse them with a ValueError."""
     before = optimizer.state_dict()
     try:
         optimizer.load_state_dict({"state": states, "param_groups": before["param_groups"]})
@@ -75,9 +75,9 @@ def _places(optimizer: Optimizer) -> list[range]:
 
 
 def _kept(optimizer: Optimizer) -> list[tuple[int, dict[str, Any] | None]]:
-    """By group what the optimizer keeps of a parameter, seen after a step of its like on a small one.
+    """By group, the state an optimizer keeps per parameter, read from a copy after a step on a small parameter.
 
-    None where that cannot be told: an optimizer of somebody else's may begin to keep more after any number of steps.
+    None for an optimizer that is not torch's: it may begin to keep more after any number of steps.
     """
     return [(number, _after_a_step(optimizer, group)) for number, group in enumerate(optimizer.param_groups)]
 
@@ -89,7 +89,7 @@ def _after_a_step(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, A
     small.grad = torch.zeros(PROBE)
     settings = {name: value for name, value in group.items() if name not in FAST}
     try:
-        settings["lr"] = float(group["lr"])  # a tensor on the GPU where steps are replayed
+        settings["lr"] = float(group["lr"])  # a tensor on the GPU where steps are CUDA graphs
         like = copy.copy(optimizer)
         like.state, like.param_groups = defaultdict(dict), [{**settings, **FAST, "params": [small]}]
         like.step()
@@ -111,7 +111,7 @@ def _check(state: Mapping[str, Any], expected: Mapping[str, Any], parameter: Ten
             continue
         shape = parameter.shape if like.shape == PROBE else like.shape
         if value.shape != shape or value.is_floating_point() != like.is_floating_point():
-            found = f"{tuple(value.shape)}, {value.dtype}"
-            raise ValueError(f"{whose}: {key} must be of shape {tuple(shape)} and a type like {like.dtype}; found {found}")
+            form = f"{tuple(value.shape)}, {value.dtype}"
+            raise ValueError(f"{whose}: {key} must be of shape {tuple(shape)} and a type like {like.dtype}; found {form}")
         if not value.dim() and not 0 <= float(value) < math.inf:  # a count of steps: a correction divides by what it makes of it
             raise ValueError(f"{whose}: {key} must be finite and not negative; found {float(value)}")

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, and their replay in fewer epochs."""
+"""Schedule the learning rate, and replay a schedule in fewer epochs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from expunge.errors import InputError
-from expunge.validate import MOST_EPOCHS, check_amount, check_number, check_positive, check_whole, make_plain, plain_number, shown
+from expunge.validate import MAX_EPOCHS, check_amount, check_number, check_positive, check_whole, make_plain, plain_number, shown
 
 
 class Schedule(Protocol):
@@ -114,12 +114,12 @@ def replay(schedule: Schedule, epochs: int = 5) -> Replay:
 
 
 def check_schedule(schedule: Schedule) -> None:
-    """One of the above, or one's own with `epochs` and a `rate` that can be called."""
+    """Require one of the above, or any object with `epochs` and a callable `rate`."""
     if isinstance(schedule, type) or not hasattr(schedule, "epochs") or not callable(getattr(schedule, "rate", None)):
         rule = "must be a schedule of learning rates with epochs and a rate, such as Constant(0.01, epochs=5)"
         raise InputError("schedule", rule, shown(schedule))
-    check_whole("schedule", schedule.epochs, least=1, most=MOST_EPOCHS)
+    check_whole("schedule", schedule.epochs, minimum=1, maximum=MAX_EPOCHS)
 
 
 def _check_epochs(epochs: int) -> None:
-    check_whole("epochs", epochs, least=1, most=MOST_EPOCHS)
+    check_whole("epochs", epochs, minimum=1, maximum=MAX_EPOCHS)

@@ -1,4 +1,4 @@
-"""Several trainings side by side."""
+"""Train several models side by side."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ class Training:
 
 
 def train_together(trainings: Sequence[Training], objective: Objective = Objective(), progress: bool = False) -> None:
-    """Several trainings, a step of each in turn; on CUDA each on a stream of its own, so that small networks share the device.
+    """Run several trainings, a step of each in turn; on CUDA each on its own stream, so that small networks share the device.
 
-    Each ends with what `train` alone would give. On CUDA they share the device's random numbers: there it is so unless they draw some while
-    they train (dropout, augmentation).
+    Each ends with what `train` alone would give. On CUDA the trainings share the device's random numbers, so there this does not hold for
+    trainings that draw some (dropout, augmentation).
     """
-    for each in trainings:
-        check_training(each.model, each.tuning, objective)
-    phases = [Phase(as_batches(each.data, "data", each.tuning.batch_size), "data") for each in trainings]
-    total = sum(each.tuning.schedule.epochs * len(phase.batches) for each, phase in zip(trainings, phases, strict=True))
+    for training in trainings:
+        check_training(training.model, training.tuning, objective)
+    phases = [Phase(as_batches(training.data, "data", training.tuning.batch_size), "data") for training in trainings]
+    total = sum(training.tuning.schedule.epochs * len(phase.batches) for training, phase in zip(trainings, phases, strict=True))
     with ExitStack() as stack:
-        for device in dict.fromkeys(device_of(each.model) for each in trainings):
+        for device in dict.fromkeys(device_of(training.model) for training in trainings):
             stack.enter_context(seeded(0, device))  # the trainings seed as they go, and end in any order
         stack.enter_context(torch.inference_mode(False))  # and the first to end must not switch gradients off for the others
         stack.enter_context(torch.enable_grad())
         stack.enter_context(uncached())
         turns = []
-        for each, phase in zip(trainings, phases, strict=True):
-            turns.append(_Turn(stack.enter_context(closing(_alone(each, phase, objective))), device_of(each.model)))
+        for training, phase in zip(trainings, phases, strict=True):
+            turns.append(_Turn(stack.enter_context(closing(_alone(training, phase, objective))), device_of(training.model)))
             stack.callback(turns[-1].join)
         for _ in track(_in_turn(turns), "training", total, enabled=progress):
             pass
@@ -81,15 +81,15 @@ class _Turn:
             self.stream.wait_stream(torch.cuda.current_stream(device))
 
     def step(self) -> bool:
-        """False where there was none left."""
+        """Make a step; False where none was left."""
         if self.stream is not None:
             with torch.cuda.stream(self.stream):
                 return self._step()
         if self.generators is not None:
             self.generators.restore()
-        went = self._step()
+        stepped = self._step()
         self.generators = Generators.now()
-        return went
+        return stepped
 
     def _step(self) -> bool:
         return next(self.steps, self) is None

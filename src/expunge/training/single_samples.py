@@ -1,4 +1,4 @@
-"""Batches of one sample, of which BatchNorm in train mode has no variance: left out where it would refuse them, and only there."""
+"""Skip single-sample batches that BatchNorm cannot normalise."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from expunge.runtime.nested import tensors
 RULE = "BatchNorm needs two samples or more in some batch; give larger batches, or train with Tuning(eval_mode=True)"
 
 
-class Lone:
-    """Which batches a model can be trained with, in the modes its modules have when it is first asked."""
+class SingleSampleFilter:
+    """Tells which batches a model can be trained with, in the modes its modules have at the first call."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         self.model, self.objective = model, objective
@@ -27,7 +27,7 @@ class Lone:
         self._refused: dict[tuple[torch.Size, ...], bool] = {}
 
     def kept(self, batches: Iterable[Any], argument: str, samples: Callable[[Any], Batch] = lambda batch: batch) -> Iterator[Any]:
-        """The batches without those that BatchNorm would refuse; at least one must be left. `samples` is what the model sees of each."""
+        """Skip the batches that BatchNorm would refuse; at least one must be left. `samples(batch)` is the part the model reads."""
         left = False
         for batch in batches:
             if batch_size(batch) > 1 or not self.refused(samples(batch)):
@@ -37,7 +37,7 @@ class Lone:
             raise InputError(argument, RULE, "batches of one")
 
     def refused(self, batch: Batch) -> bool:
-        """Whether a BatchNorm would be given one value a channel: one sample at one position. Asked once for each shape."""
+        """Whether a BatchNorm would get one value per channel: one sample at one position. Computed once per shape."""
         if self._norms is None:
             modules = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
             self._norms = [module for module in modules if module.training or module.running_mean is None]
@@ -45,16 +45,16 @@ class Lone:
             return False
         shapes = tuple(tensor.shape for tensor in tensors(batch))
         if shapes not in self._refused:
-            self._refused[shapes] = self._meets_one_value(self._norms, batch)
+            self._refused[shapes] = self._gets_single_value(self._norms, batch)
         return self._refused[shapes]
 
-    def _meets_one_value(self, norms: list[nn.Module], batch: Batch) -> bool:
+    def _gets_single_value(self, norms: list[nn.Module], batch: Batch) -> bool:
         device = device_of(self.model)
-        hooks = [norm.register_forward_pre_hook(_look, with_kwargs=True) for norm in norms]
+        hooks = [norm.register_forward_pre_hook(_check_input, with_kwargs=True) for norm in norms]
         try:
             with in_mode(self.model, training=False), seeded(0, device), torch.no_grad(), eager():
                 self.objective.logits(self.model, to_device(batch, device))
-        except _OneValue:
+        except _SingleValue:
             return True
         finally:
             for hook in hooks:
@@ -62,11 +62,11 @@ class Lone:
         return False
 
 
-class _OneValue(Exception):
+class _SingleValue(Exception):
     pass
 
 
-def _look(norm: nn.Module, arguments: tuple[Tensor, ...], keywords: Mapping[str, Tensor]) -> None:
-    given = arguments[0] if arguments else keywords["input"]
-    if given.numel() == given.shape[1]:
-        raise _OneValue
+def _check_input(norm: nn.Module, arguments: tuple[Tensor, ...], keywords: Mapping[str, Tensor]) -> None:
+    inputs = arguments[0] if arguments else keywords["input"]
+    if inputs.numel() == inputs.shape[1]:
+        raise _SingleValue

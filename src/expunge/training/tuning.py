@@ -1,4 +1,4 @@
-"""The settings of a training."""
+"""Set how to train: schedule, batch size, optimizer, precision."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Precision = Literal["float32", "bfloat16"]
 class Tuning:
     """How to train: stochastic gradient descent unless `optimizer` builds another from the trainable parameters.
 
-    The schedule sets the learning rate of whatever optimizer there is, in all its groups, so give Adam a schedule that suits it.
-    `momentum` and `weight_decay` are those of our own optimizer. `freeze`: methods that mask keep those weights at zero while they
-    fine-tune (a `train` of your own has `mask` for it). `eval_mode` trains with dropout
-    off and BatchNorm's statistics fixed. `precision` "bfloat16" computes under autocast; the weights stay as they are.
+    The schedule sets the learning rate of any optimizer, in all its groups, so give Adam a schedule that suits it. `momentum` and
+    `weight_decay` are for the default optimizer only. `freeze`: methods that mask keep those weights at zero while they fine-tune (`train`
+    has `mask` for this). `eval_mode` trains with dropout off and BatchNorm's statistics fixed. `precision` "bfloat16" computes under
+    autocast; the weights keep their type.
 
-    The default schedule is short and gentle, to do a pretrained network no harm: up to 0.01 over half an epoch, ×0.1 at 2.5 and 3.75 of 5.
+    The default schedule is short and gentle, to spare a pretrained network: up to 0.01 over half an epoch, ×0.1 at 2.5 and 3.75 of 5.
     The paper's, for networks that were trained at 0.1, is `Tuning(replay(Steps(), epochs=5))`.
 
     Departures: the text gives no weight decay; 1e-4 is the released program's, as are masked weights that may grow back.
@@ -43,7 +43,7 @@ class Tuning:
     def __post_init__(self) -> None:
         check_schedule(self.schedule)
         check_builder("optimizer", self.optimizer, "must build an optimizer from parameters, as torch.optim.Adam does")
-        check_whole("batch_size", self.batch_size, least=1)
+        check_whole("batch_size", self.batch_size, minimum=1)
         check_amount("momentum", self.momentum)
         check_amount("weight_decay", self.weight_decay)
         check_flag("freeze", self.freeze)

@@ -24,7 +24,7 @@ from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.provenance import Provenance
 from expunge.fisher.samples import Squares, add_single, batched, fresh, relative_errors
 from expunge.model.copying import copied
-from expunge.runtime.nested import each_tensor
+from expunge.runtime.nested import map_tensors
 
 PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
@@ -62,7 +62,7 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     try:
         twin = copied(model).double()
         named = dict(twin.named_parameters())
-        wide_probe = each_tensor(probe, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        wide_probe = map_tensors(probe, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
         with torch.autocast(device_of(twin).type, enabled=False):
             return _survey(twin, {name: named[name] for name in parameters}, wide_probe, objective)
     except Exception:  # a model that cannot be copied or cannot run in float64: the plan it has itself is exact too

@@ -1,4 +1,4 @@
-"""Any folder of class folders of pictures: `train/CLASS/*` and `test/CLASS/*` (or `val/`), or `CLASS/*` alone."""
+"""Read any folder of class folders of pictures: `train/CLASS/*` and `test/CLASS/*` (or `val/`), or `CLASS/*` alone."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def _part(folder: Path, names: list[str], size: int | None) -> tuple[Tensor, Ten
     unknown = sorted(set(_classes(folder)) - set(names))
     if unknown:
         raise InputError("data", f"every class of {folder} must be in train too", unknown[0])
-    found: dict[str, int] = {}
+    labels: dict[str, int] = {}
     for label, name in enumerate(names):
-        here = sorted(file for file in (folder / name).iterdir() if pictures.is_picture(file.name))
-        if not here:
+        files = sorted(file for file in (folder / name).iterdir() if pictures.is_picture(file.name))
+        if not files:
             raise InputError("data", f"{folder / name} must hold pictures ({' '.join(pictures.SUFFIXES)})")
-        found |= {str(file): label for file in here}
-    return pictures.decoded(list(found), _content, size), torch.tensor(list(found.values()))
+        labels |= {str(file): label for file in files}
+    return pictures.decoded(list(labels), _content, size), torch.tensor(list(labels.values()))
 
 
 def _content(name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What is to be forgotten: a class, poisoned or wrongly labelled samples, or any samples."""
+"""Choose what to forget: a class, poisoned or wrongly labelled samples, or any samples."""
 
 from expunge.vision.scenarios.altered import Altered, Corner, Trigger
 from expunge.vision.scenarios.kinds import Images, Scenario, category, limited, poisoned, subset

@@ -1,4 +1,4 @@
-"""Datasets of images seen through a change that is made when a sample is read; nothing is copied before."""
+"""Change images and labels of a dataset when a sample is read; nothing is copied before."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Trigger:
             raise InputError("corner", f"must be one of {', '.join(get_args(Corner))}", self.corner)
 
     def check(self, image: Any) -> None:
-        """Does it fit on images like this one?"""
+        """Raise where it does not fit on images like this one."""
         if not isinstance(image, Tensor) or image.dim() != 3:
-            found = f"shape {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
-            raise InputError("dataset", "images must be tensors (channels, height, width)", found)
+            form = f"shape {tuple(image.shape)}" if isinstance(image, Tensor) else type(image).__name__
+            raise InputError("dataset", "images must be tensors (channels, height, width)", form)
         if self.size + self.margin > min(image.shape[1:]):
             height, width = image.shape[1:]
             raise InputError("trigger", f"must fit into the images, {height} × {width}", f"{self.size} with a margin of {self.margin}")
@@ -57,7 +57,7 @@ class Trigger:
         return self.value if isinstance(self.value, tuple) else (self.value,)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The images (..., channels, height, width) with the square; the given ones stay as they are."""
+        """The images (..., channels, height, width) with the square, as a copy."""
         vertical, horizontal = self.corner.split()
         near, far = slice(self.margin, self.margin + self.size), slice(-self.margin - self.size, -self.margin or None)
         stamped = images.clone()
@@ -86,8 +86,8 @@ class Altered(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         image, *between, label = self.dataset[index]
         # A label stays what it was, a tensor or a number, so that these samples can be collated with others.
-        other = self.targets[index].to(label) if isinstance(label, Tensor) else int(self.targets[index])
-        return (image if self.change is None else self.change(image), *between, other)
+        target = self.targets[index].to(label) if isinstance(label, Tensor) else int(self.targets[index])
+        return (image if self.change is None else self.change(image), *between, target)
 
     def batch_of(self, rows: Tensor) -> tuple[Tensor, ...]:
         image, *between, label = self._read(rows)
@@ -95,7 +95,7 @@ class Altered(Dataset[Any]):
 
     @property
     def alters_samples(self) -> bool:
-        """Whether its samples are others than those it is made of: a changed image is, whatever its label (`overlap`)."""
+        """Whether its samples count as different from those of the dataset: changed images do, whatever their label (`overlap`)."""
         return self.change is not None
 
     @cached_property
@@ -107,5 +107,5 @@ class Altered(Dataset[Any]):
         return OnDevice(self.targets)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What a loader's worker process is sent: a reader is made of closures, and made again in no time.
+        # Sent to a loader's worker process: a reader is made of closures, which cannot be sent, and is quickly made again.
         return {name: value for name, value in self.__dict__.items() if name not in ("_read", "_labels")}

@@ -1,4 +1,4 @@
-"""What to forget and why: training data split into a forget and a remain part, with the data to measure it on."""
+"""Split training data into forget and remain data, with the data to measure on, for every kind of forgetting."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Scenario:
     """`forget, remain = scenario`; both are parts of `train`, views without a copy, and share no sample.
 
     `train` is what the original network is trained on, `retrain` what the reference is trained on, and `reference` says what to expect of
-    it. `remain` is what unlearning may use; None: nothing. `tests` and `validation` hold data by name, always with "remain" and "forget",
-    and are empty where no such data were given. Samples with labels that were put right are in no `train`.
+    it. `remain` is what unlearning may use; None: nothing. `tests` and `validation` map names to data, always with "remain" and "forget",
+    and are empty where no such data were passed. Samples with corrected labels are in no `train`.
     """
 
     name: str
@@ -98,8 +98,8 @@ def poisoned(
     no `sources`, else forget accuracy could not become zero.
     """
     dataset, test, validation = all_readable(dataset, test, validation)
-    held = plain(value)
-    stamp = Trigger(trigger, corner, tuple(map(plain, held)) if isinstance(held, Sequence) else held, margin)
+    color = plain(value)
+    stamp = Trigger(trigger, corner, tuple(map(plain, color)) if isinstance(color, Sequence) else color, margin)
     if how not in ("add", "replace"):
         raise InputError("how", "must be 'add' or 'replace'", how)
     check_seed("seed", seed)
@@ -157,7 +157,7 @@ def subset(
 
 
 def limited(scenario: Scenario, *, fraction: float | None = None, count: int | None = None, seed: int = 0) -> Scenario:
-    """The same with `count` of the remain samples at hand, for scoring and fine-tuning; 0: none (section With Limited Remain Data).
+    """The same scenario with only `count` remain samples for scoring and fine-tuning; 0: none (section With Limited Remain Data).
 
     `fraction` is of the whole training data: the paper's 0.1 % are 50 of 50,000. Without any, score by the forget data alone and do not
     fine-tune. The reference stays the network trained on all remain data.
@@ -178,22 +178,22 @@ def limited(scenario: Scenario, *, fraction: float | None = None, count: int | N
 
 
 def all_readable(dataset: Images, test: Images | None, validation: Images | None) -> tuple[Any, Any, Any]:
-    """Datasets whose masks are rows, so that all who read them understand them."""
+    """The datasets with masks as rows, which every reader understands."""
     others = (None if data is None else readable(data, argument) for data, argument in ((test, "test"), (validation, "validation")))
     return readable(dataset), *others
 
 
-def _whole(given: Any, argument: str) -> list[int]:
+def _whole(label: Any, argument: str) -> list[int]:
     """One label or several as plain numbers, each once; they may come as numbers of NumPy or in tensors."""
-    held = plain(given)
-    labels = [plain(label) for label in held] if isinstance(held, Iterable) else [held]
-    if any(not is_whole(label) or abs(label) > LARGEST for label in labels):
-        raise InputError(argument, "must be whole numbers", shown(given))
+    values = plain(label)
+    labels = [plain(value) for value in values] if isinstance(values, Iterable) else [values]
+    if any(not is_whole(value) or abs(value) > LARGEST for value in labels):
+        raise InputError(argument, "must be whole numbers", shown(label))
     return list(dict.fromkeys(labels))
 
 
 def plain(value: Any) -> Any:
-    """Numbers of NumPy and tensors as Python's own, in lists where there are several."""
+    """NumPy numbers and tensors as Python's own numbers, in lists where there are several."""
     return value.tolist() if isinstance(value, (Tensor, numpy.ndarray, numpy.generic)) else value
 
 
@@ -223,9 +223,9 @@ def of_samples(
     test: Images | None,
     validation: Images | None,
 ) -> Scenario:
-    """Single samples are forgotten, no class: other data have no forget part, so it is measured on the samples themselves."""
-    tests, held = ({} if data is None else {"remain": data, "forget": forget} for data in (test, validation))
-    return Scenario(name, train, forget, remain, remain, reference, tests, held)
+    """A scenario that forgets single samples, not a class: forgetting is measured on the samples themselves."""
+    tests, validations = ({} if data is None else {"remain": data, "forget": forget} for data in (test, validation))
+    return Scenario(name, train, forget, remain, remain, reference, tests, validations)
 
 
 def _triggered(dataset: Images, rows: Tensor, stamp: Trigger, target: int) -> Altered:

@@ -1,4 +1,4 @@
-"""Rows of a dataset: their labels, drawn at random, checked, and split from the others."""
+"""Read the labels of rows of a dataset, draw and check rows, and split them from the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from expunge.validate import check_number
 
 
 def readable(dataset: Any, argument: str = "dataset") -> Any:
-    """The dataset with masks in its subsets as rows; samples to read, and at least one."""
+    """The dataset with masks in its subsets as rows. Raises where it has no length, no items or no sample."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise InputError(argument, "must have a length and items", type(dataset).__name__)
     rows = resolved(dataset, argument)
@@ -32,7 +32,7 @@ def labels_of(dataset: Any) -> Tensor:
     """The label of every sample, int64 on the CPU, without reading its inputs where that can be avoided."""
     labels = torch.as_tensor(_labels(dataset)).cpu()
     if labels.dim() != 1 or labels.is_floating_point():
-        raise InputError("dataset", "must hold one whole number as label a sample", f"{labels.dtype} {tuple(labels.shape)}")
+        raise InputError("dataset", "must hold one whole number as label per sample", f"{labels.dtype} {tuple(labels.shape)}")
     return labels.long()
 
 
@@ -57,15 +57,15 @@ def label_of(sample: Any) -> int:
     try:
         return operator.index(sample[-1])
     except TypeError as error:
-        raise InputError("dataset", "must hold one whole number as label a sample", repr(sample[-1])[:80]) from error
+        raise InputError("dataset", "must hold one whole number as label per sample", repr(sample[-1])[:80]) from error
 
 
 def split(dataset: Dataset[Any], rows: Tensor) -> tuple[Subset[Any], Subset[Any]]:
     """These rows, and all others."""
-    rest = others(rows, length(dataset))
-    if not rest:
+    remaining = others(rows, length(dataset))
+    if not remaining:
         raise InputError("dataset", "something must be left to keep", f"all {len(rows)} samples chosen")
-    return Subset(dataset, rows.tolist()), Subset(dataset, rest)
+    return Subset(dataset, rows.tolist()), Subset(dataset, remaining)
 
 
 def others(rows: Tensor, size: int) -> list[int]:
@@ -75,12 +75,12 @@ def others(rows: Tensor, size: int) -> list[int]:
 
 
 def drawn(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """So many of the rows, at random, in the order they had."""
+    """Draw `count` of the rows at random, in their original order."""
     return rows[torch.randperm(len(rows), generator=generator)[:count].sort().values]
 
 
 def share(fraction: float, size: int) -> int:
-    """A fraction of so many samples, rounded: some of them and not all."""
+    """A fraction of `size` samples, rounded: some of them and not all."""
     check_fraction(fraction)
     count = int(fraction * size + 0.5)
     if not 0 < count < size:
@@ -93,7 +93,7 @@ def check_fraction(fraction: float) -> None:
 
 
 def checked(indices: Any, size: int) -> Tensor:
-    """Row numbers, each of them once, or those of a mask."""
+    """Row numbers without repeats, also from a mask."""
     rows = rows_of(indices, size, "indices", from_end=False)
     if len(rows) == 0:
         raise InputError("indices", "must be row numbers, one or more", "none")

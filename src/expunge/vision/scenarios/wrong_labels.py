@@ -1,4 +1,4 @@
-"""Forget samples with wrong labels: those that are known to have them, or some that are given them for an experiment."""
+"""Forget samples with wrong labels: known ones, or ones made wrong for an experiment."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def _known(dataset: Any, rows: Tensor, corrected: Any, test: Images | None, vali
     right = Altered(Subset(dataset, rows.tolist()), _right_labels(dataset, rows, corrected))
     # One dataset, so that the remain data are a part of it as in every scenario.
     both: ConcatDataset[Any] = ConcatDataset([dataset, right])
-    kept = Subset(both, [*remain.indices, *range(len(dataset), len(both))])
-    scenario = of_samples(_name(rows), dataset, forget, kept, REFERENCE, test, validation)
+    remain_all = Subset(both, [*remain.indices, *range(len(dataset), len(both))])
+    scenario = of_samples(_name(rows), dataset, forget, remain_all, REFERENCE, test, validation)
     tests, validating = ({**parts, "corrected": right} if parts else {} for parts in (scenario.tests, scenario.validation))
     return replace(scenario, tests=tests, validation=validating)
 
 
 def _right_labels(dataset: Any, rows: Tensor, corrected: Any) -> Tensor:
-    """One label for each of the rows, another than the dataset has, and one that it knows."""
+    """One label per row: not the one in the dataset, but one that occurs there."""
     numbers = plain(corrected)
     if isinstance(numbers, (str, bytes)) or not isinstance(numbers, Iterable):
         raise InputError("corrected", "must be labels, one for each sample with a wrong one", shown(corrected))
