@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from expunge.methods import Method
 from expunge.model.checks import check_module
 from expunge.model.copying import copied
 from expunge.runtime.display import counted, first_rows, html_table, shortened, text_table
+from expunge.storage.codec import Amount, Count, Share, decode
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.files import write_json
 from expunge.storage.folders import RESULT, reserved, signature
@@ -35,10 +35,10 @@ class Record:
     Plain types: `json.dumps(dataclasses.asdict(record))` writes it.
     """
 
-    epoch: int | None
-    accuracies: Mapping[str, float]
-    unlearn_score: float | None
-    seconds: float  # of work so far, without measuring accuracies
+    epoch: Count | None
+    accuracies: Mapping[str, Share]
+    unlearn_score: Share | None
+    seconds: Amount  # of work so far, without measuring accuracies
 
 
 @dataclass(frozen=True)
@@ -127,62 +127,45 @@ def load_outcome(folder: str | os.PathLike[str], model: nn.Module) -> Outcome:
     check_module(model)
     path = Path(folder)
     try:
-        record = _Saved.read(read_json(path / RESULT))
+        saved = decode(_Saved, read_json(path / RESULT), "the content")
+        history = saved.records()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             "folder", f"must hold the result.json of an outcome that was saved ({excerpt(error)})", os.fspath(folder)
         ) from error
     changed = copied(model)
-    if load_weights(path / WEIGHTS, changed) != record.weights:
+    if load_weights(path / WEIGHTS, changed) != saved.weights:
         raise MismatchError(f"{path / WEIGHTS} does not hold the weights that its {RESULT} tells of")
-    patches = {name: Patch.load(path / f"{name}.safetensors") for name in ("patch", "edit") if f"{name}.safetensors" in record.files}
+    patches = {name: Patch.load(path / f"{name}.safetensors") for name in ("patch", "edit") if f"{name}.safetensors" in saved.files}
     for patch in patches.values():
         patch.mask(changed)  # refused where it is for a model of another form
-    return Outcome(changed, patches.get("patch"), record.history, record.seconds, record.method, patches.get("edit"))
+    return Outcome(changed, patches.get("patch"), history, saved.seconds, saved.method, patches.get("edit"))
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """The content of result.json, checked."""
+    """The content of result.json."""
 
-    files: list[str]
+    command: Literal["unlearn"]
+    files: tuple[str, ...]
     method: str
-    seconds: float
-    history: list[Record]
+    seconds: Amount
+    watched: tuple[str, ...]
+    history: tuple[Record, ...]
     weights: str
 
-    @classmethod
-    def read(cls, content: Any) -> _Saved:
-        if not isinstance(content, dict) or content.get("command") != COMMAND:
-            raise ValueError(f"command must be {COMMAND!r}")
-        texts = [content["method"], content["weights"], *content["files"], *content["watched"]]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError("method, weights, files and watched must be text")
-        history = [_record(part, content["watched"]) for part in content["history"]]
-        return cls(content["files"], content["method"], _number("seconds", content["seconds"]), history, content["weights"])
-
-
-def _record(content: Any, watched: Sequence[str]) -> Record:
-    """A record with the watched data in their order, which JSON does not keep; not all are measured after every epoch."""
-    measured = content["accuracies"]
-    if not isinstance(measured, dict) or not measured.keys() <= {*watched}:
-        raise ValueError("accuracies must be of the data watched")
-    accuracies = {name: _number(f"the accuracy on {excerpt(name, 30)}", measured[name], 1) for name in watched if name in measured}
-    score = content["unlearn_score"]
-    epoch = content["epoch"]
-    if epoch is not None and (type(epoch) is not int or epoch < 0):
-        raise ValueError(f"an epoch must be a whole number of at least 0, or null; found {excerpt(epoch, 30)}")
-    return Record(epoch, accuracies, None if score is None else _number("unlearn_score", score, 1), _number("seconds", content["seconds"]))
+    def records(self) -> list[Record]:
+        """With the watched data in their order, which JSON does not keep; not all are measured after every epoch."""
+        if not all(record.accuracies.keys() <= {*self.watched} for record in self.history):
+            raise ValueError("accuracies must be of the data watched")
+        return [
+            replace(record, accuracies={name: record.accuracies[name] for name in self.watched if name in record.accuracies})
+            for record in self.history
+        ]
 
 
 def _percent(record: Record, name: str) -> str:
     return f"{100 * record.accuracies[name]:.1f} %" if name in record.accuracies else ""
-
-
-def _number(name: str, value: Any, maximum: float = math.inf) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= maximum:
-        raise ValueError(f"{name} must be a number from 0 to {maximum}; found {excerpt(value, 30)}")
-    return float(value)
 
 
 def save_weights(path: Path, model: nn.Module) -> Path:

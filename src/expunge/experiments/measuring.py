@@ -6,6 +6,7 @@ import math
 import platform
 import re
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from expunge import __version__, metrics
 from expunge.data.batches import Data, measuring_size
 from expunge.editing.patches import Patch
-from expunge.errors import DivergedError, ExpungeError, InputError
+from expunge.errors import DivergedError, ExpungeError, InputError, NoEffectWarning
 from expunge.experiments.cells import CHOSEN, REFERENCE, UNCHANGED, Cell
 from expunge.experiments.choosing import chosen
 from expunge.experiments.construction import Parts, method_of, parts, relearning_of, scenario_of, tuning_of
@@ -125,7 +126,10 @@ def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, 
         method = chosen(before, scenario, tuning_of(cell)) if cell.method["reading"] == CHOSEN else method_of(cell)
         choosing = time.perf_counter() - started
         kept = Kept(method)
-        outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128, progress=False)
+        with warnings.catch_warnings():
+            if cell.method["reading"] == CHOSEN:  # to mask nothing may be the choice
+                warnings.simplefilter("ignore", NoEffectWarning)
+            outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128, progress=False)
         history = [replace(record, seconds=record.seconds + choosing) for record in outcome.epochs]
         after, edit, seconds = outcome.model, outcome.edit, outcome.seconds + choosing
         setting = re.sub(r" at 0x\w+", "", repr(method))  # where a function was, which differs from run to run
