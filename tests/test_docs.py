@@ -16,6 +16,7 @@ import torch
 import expunge
 
 ROOT = Path(__file__).parents[1]
+STARTS = ("README.md", "docs/how-to.md", "docs/losses.md", "docs/comparing.md", "docs/write-a-method.md", "docs/fisher.md")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)  # code, and the output shown below it
@@ -44,7 +45,7 @@ def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
 
 
 def assert_same_output(printed: str, shown: str) -> None:
-    """The words are equal; percentages within 5 points and whole numbers within 0.1 %, as rounding moves them; seconds and scores differ."""
+    """The same words; percentages within 5 points and whole numbers within 0.1 %, as rounding moves them; seconds and scores are free."""
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split(), printed
     for ours, theirs in zip(NUMBER.finditer(printed), NUMBER.finditer(shown), strict=True):
         number, expected = (float(match[0].replace(",", "")) for match in (ours, theirs))
@@ -57,12 +58,17 @@ def assert_same_output(printed: str, shown: str) -> None:
 def test_outputs_that_differ_are_noticed():
     shown = "1,000 weights, 0.10 s, remain  97.5 %"
     assert_same_output("1,001 weights, 7.31 s, remain 98.0 %", shown)
-    for printed in ("1,002 weights, 0.10 s, remain 97.5 %", "1,000 weights, 0.10 s, remain 57.5 %", "1,000 weights, 0.10 s, forget 97.5 %", ""):
+    for printed in (
+        "1,002 weights, 0.10 s, remain 97.5 %",
+        "1,000 weights, 0.10 s, remain 57.5 %",
+        "1,000 weights, 0.10 s, forget 97.5 %",
+        "",
+    ):
         with pytest.raises(AssertionError):
             assert_same_output(printed, shown)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to.md", "docs/comparing.md", "docs/fisher.md", "docs/losses.md", "docs/write-a-method.md"])
+@pytest.mark.parametrize("page", STARTS)
 def test_pages_that_people_start_from_show_what_is_printed(page):
     assert next(block for block in BLOCK.finditer((ROOT / page).read_text()) if "print(" in block[1])[2], "show the output below the code"
 
