@@ -1,11 +1,13 @@
-"""What the documents say works: every block of Python runs, every example runs, every link leads somewhere."""
+"""Check the documents: every block of Python runs and prints what the page shows, every example runs, every link leads somewhere."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ import torch
 import expunge
 
 ROOT = Path(__file__).parents[1]
+STARTS = ("README.md", "docs/how-to.md", "docs/losses.md", "docs/comparing.md", "docs/write-a-method.md", "docs/fisher.md")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)  # code, and the output shown below it
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -32,8 +36,41 @@ def test_blocks_run_one_after_the_other(page, tmp_path, monkeypatch):
     with torch.random.fork_rng([]):
         for block in BLOCK.finditer(text):
             line = text.count("\n", 0, block.start(1))
-            # Empty lines in front, so that an error shows the line of the page.
-            exec(compile("\n" * line + block[1], str(ROOT / page), "exec", dont_inherit=True), namespace)
+            printed = io.StringIO()
+            with redirect_stdout(printed):
+                # Empty lines in front, so that an error shows the line of the page.
+                exec(compile("\n" * line + block[1], str(ROOT / page), "exec", dont_inherit=True), namespace)
+            if block[2] is not None:
+                assert_same_output(printed.getvalue(), block[2])
+
+
+def assert_same_output(printed: str, shown: str) -> None:
+    """The same words; percentages within 5 points and whole numbers within 0.1 %, as rounding moves them; seconds and scores are free."""
+    assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split(), printed
+    for ours, theirs in zip(NUMBER.finditer(printed), NUMBER.finditer(shown), strict=True):
+        number, expected = (float(match[0].replace(",", "")) for match in (ours, theirs))
+        if printed[ours.end() :].startswith(" %"):
+            assert abs(number - expected) <= 5, printed
+        elif "." not in theirs[0]:
+            assert abs(number - expected) <= 0.001 * expected, printed
+
+
+def test_outputs_that_differ_are_noticed():
+    shown = "1,000 weights, 0.10 s, remain  97.5 %"
+    assert_same_output("1,001 weights, 7.31 s, remain 98.0 %", shown)
+    for printed in (
+        "1,002 weights, 0.10 s, remain 97.5 %",
+        "1,000 weights, 0.10 s, remain 57.5 %",
+        "1,000 weights, 0.10 s, forget 97.5 %",
+        "",
+    ):
+        with pytest.raises(AssertionError):
+            assert_same_output(printed, shown)
+
+
+@pytest.mark.parametrize("page", STARTS)
+def test_pages_that_people_start_from_show_what_is_printed(page):
+    assert next(block for block in BLOCK.finditer((ROOT / page).read_text()) if "print(" in block[1])[2], "show the output below the code"
 
 
 def test_the_readmes_example_can_be_undone():

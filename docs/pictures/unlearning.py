@@ -1,4 +1,4 @@
-"""The picture of docs/unlearning.md: `python docs/pictures/unlearning.py` (40 seconds). Accuracies are of the digits' validation part."""
+"""The picture of docs/fisher-mask.md: `python docs/pictures/unlearning.py` (40 seconds). Accuracies are of the digits' validation part."""
 
 from __future__ import annotations
 
