@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from expunge.errors import InputError
-from expunge.storage.folders import reserved, signature
+from expunge.storage.folders import listed, reserved, signature
 
 HOLDING = """
 import sys, time
@@ -52,6 +52,20 @@ def test_an_earlier_result_is_replaced_whole(out):
     assert save(out, "one", "two", content=b"old") == out
     save(out, "two", "three")
     assert tree(out.parent) == {"out/two": b"new", "out/three": b"new", "out/result.json": None}
+
+
+@pytest.mark.parametrize("name", ["", "/", "..", "../", ".", "./", "../other", "../other/", "/tmp/", "a/b", "one\0"])
+def test_what_a_changed_result_lists_outside_its_folder_is_not_listed(name, tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps({"command": "demo", "files": ["result.json", "one", "two/", name]}))
+    assert listed(tmp_path, "demo") == {"result.json", "one", "two/"}
+
+
+def test_a_changed_result_does_not_make_us_remove_what_is_outside(out):
+    save(out, "one")
+    (out.parent / "mine").write_text("mine")
+    (out / "result.json").write_text(json.dumps({"command": "demo", "files": ["result.json", "one", "../"]}))
+    save(out, "two")
+    assert tree(out.parent) == {"mine": b"mine", "out/two": b"new", "out/result.json": None}
 
 
 @pytest.mark.parametrize(

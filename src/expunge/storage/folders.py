@@ -187,9 +187,14 @@ def listed(folder: Path, command: str | None) -> set[str]:
         content = read_json(folder / RESULT)
         if command not in (None, content["command"]):
             return set()
-        return {name for name in content["files"] if isinstance(name, str) and Path(name).name == name.removesuffix("/")}
+        return {name for name in content["files"] if isinstance(name, str) and _is_inside(name.removesuffix("/"))}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is that of an entry of a folder: what result.json lists is removed, and anyone may have written it."""
+    return name not in ("", ".", "..") and "\0" not in name and Path(name).name == name
 
 
 def check_owned(argument: str, out: str | os.PathLike[str], command: str, names: Iterable[str]) -> None:
