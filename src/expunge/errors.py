@@ -47,7 +47,7 @@ class NoEffectWarning(UserWarning):
 
 
 class LostAccuracyWarning(UserWarning):
-    """After unlearning, the network is much worse on the remain data than before."""
+    """After the training of a method, the network is much worse on the remain data than before."""
 
 
 @contextmanager
