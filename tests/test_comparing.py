@@ -127,7 +127,7 @@ BAD = {
     "a class": ([FisherMask], "methods: must be .*; found <class"),
     "an unknown name": (["nope"], "methods: must be one of fisher-mask, .*; found nope"),
     "a number in a mapping": ({"a": 3}, "methods: must be .*; found 3"),
-    "the same twice": ([MASK, MASK], "methods: must be told apart; give a mapping of labels to methods; found FisherMask twice"),
+    "the same twice": ([MASK, MASK], "methods: must have different labels; give a mapping of labels to methods; found FisherMask twice"),
 }
 
 

@@ -91,7 +91,10 @@ BAD_INPUT = {
     "a tensor": (r"forget: a batch must be \(inputs, targets\)", lambda: unlearn(cases.model(), torch.zeros(3), cases.remain())),
     "not a module": ("model: must be a torch.nn.Module; found function", lambda: unlearn(lambda x: x, cases.forget(), cases.remain())),
     "a class as method": ("method: .*FisherMask", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask)),
-    "no remain data": ("remain: FisherMask with tuning needs", lambda: unlearn(cases.model(), cases.forget())),
+    "no remain data": (
+        "remain: FisherMask with tuning needs the data to keep; pass remain data, or tuning=None",
+        lambda: unlearn(cases.model(), cases.forget()),
+    ),
     "unknown head": ("head: must name parameters", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), head=("nine.weight",))),
     "bad watch": (
         r"watch\['test'\]: must not be empty",

@@ -31,7 +31,7 @@ class MismatchError(ExpungeError, ValueError):
 
 
 class ModelError(ExpungeError, ValueError):
-    """The model cannot be used this way: its samples depend on each other, it has no such parameter, no head was found."""
+    """The model cannot be used this way: its samples depend on each other, it has no such parameter, or no head."""
 
 
 class DivergedError(ExpungeError, ArithmeticError):
@@ -47,7 +47,7 @@ class NoEffectWarning(UserWarning):
 
 
 class LostAccuracyWarning(UserWarning):
-    """After unlearning, the network is much worse on the remain data than before."""
+    """After the training of a method, the network is much worse on the remain data than before."""
 
 
 @contextmanager

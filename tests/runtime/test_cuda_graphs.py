@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from expunge.errors import InputError
-from expunge.runtime import cuda_graphs as replays
+from expunge.runtime import cuda_graphs
 from expunge.runtime.cuda_graphs import GRAPHS, WARM, GraphedStep
 from expunge.runtime.modes import Generators
 from expunge.training import loop as tuning
@@ -60,7 +60,7 @@ class Recorder:
             "synchronize": lambda: None,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-        self.replays = GraphedStep(self.step, self.clear, lasting=lasting)
+        self.graphed = GraphedStep(self.step, self.clear, lasting=lasting)
 
     def clear(self):
         self.cleared += 1
@@ -82,7 +82,7 @@ def test_a_size_is_captured_once_it_is_warm(monkeypatch):
     before = torch.backends.cudnn.benchmark
     rows = [torch.arange(4) + step for step in range(6)]
     for each in rows:
-        recorder.replays(each)
+        recorder.graphed(each)
     assert recorder.eager == [each.tolist() for each in rows[:WARM]]
     assert recorder.replayed == [each.tolist() for each in rows[WARM:]]
     assert recorder.captures == [4] and recorder.cleared == 1 and torch.backends.cudnn.benchmark == before
@@ -92,7 +92,7 @@ def test_every_size_has_a_graph_of_its_own_and_a_first_step_without(monkeypatch)
     recorder = Recorder(monkeypatch)
     for _ in range(3):
         for size in (4, 4, 4, 4, 2):
-            recorder.replays(torch.arange(size))
+            recorder.graphed(torch.arange(size))
     assert [len(rows) for rows in recorder.eager] == [4, 4, 4, 2] and recorder.captures == [4, 2]
     assert [len(rows) for rows in recorder.replayed] == [4] + [4, 4, 4, 4, 2] * 2
 
@@ -100,21 +100,21 @@ def test_every_size_has_a_graph_of_its_own_and_a_first_step_without(monkeypatch)
 def test_what_cannot_be_captured_stays_as_it_was(monkeypatch):
     recorder = Recorder(monkeypatch, fail_in_capture=True)
     for _ in range(8):
-        recorder.replays(torch.arange(4))
+        recorder.graphed(torch.arange(4))
     assert len(recorder.eager) == 8 and recorder.cleared == 1  # tried once
 
 
 def test_what_is_no_tensor_counts_as_it_is(monkeypatch):
     recorder = Recorder(monkeypatch)
     seen = []
-    recorder.replays.step = lambda batch: seen.append(batch["scale"]) or recorder.step(batch["rows"])
+    recorder.graphed.step = lambda batch: seen.append(batch["scale"]) or recorder.step(batch["rows"])
     for scale in (1, 1, 1, 2, 1, 2):
-        recorder.replays({"rows": torch.arange(4), "scale": scale})
+        recorder.graphed({"rows": torch.arange(4), "scale": scale})
     assert seen == [1, 1, 1, 2, 1, 2] and len(recorder.eager) == 4 and len(recorder.replayed) == 2  # one graph each
     for other in ({1}, Changing(), Unhashable([1])):  # cannot be compared, or be another by the next time
         recorder.eager.clear()
         for _ in range(5):
-            recorder.replays({"rows": torch.arange(4), "scale": other})
+            recorder.graphed({"rows": torch.arange(4), "scale": other})
         assert len(recorder.eager) == 5
 
 
@@ -131,10 +131,10 @@ def test_of_many_forms_only_some_are_captured(monkeypatch):
     """As batches have with the names of their samples: read again and again, each would keep a graph and its memory."""
     recorder = Recorder(monkeypatch)
     step = recorder.step
-    recorder.replays.step = lambda batch: step(batch[0])
+    recorder.graphed.step = lambda batch: step(batch[0])
     for _ in range(3):
         for number in range(GRAPHS + 4):
-            recorder.replays((torch.arange(4), [f"picture {number}"]))
+            recorder.graphed((torch.arange(4), [f"picture {number}"]))
     assert len(recorder.captures) == GRAPHS and len(recorder.eager) == GRAPHS + 3 * 4
 
 
@@ -142,7 +142,7 @@ def test_no_garbage_is_collected_in_a_capture(monkeypatch):
     enabled = []
     recorder = Recorder(monkeypatch, draw=lambda: enabled.append(gc.isenabled()))
     for _ in range(WARM + 1):
-        recorder.replays(torch.arange(4))
+        recorder.graphed(torch.arange(4))
     assert enabled == [True] * WARM + [False] and gc.isenabled()
 
 
@@ -157,17 +157,17 @@ def test_the_device_of_the_batch_is_the_current_one(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device", device)
     found = []
-    recorder.replays.step = lambda rows: found.append(current[:]) or rows
+    recorder.graphed.step = lambda rows: found.append(current[:]) or rows
     for _ in range(WARM + 1):
-        recorder.replays(torch.empty(4, device="meta"))
+        recorder.graphed(torch.empty(4, device="meta"))
     assert found == [[torch.device("meta")]] * (WARM + 1) and not current
 
 
 def test_few_steps_are_captured_sooner_and_by_the_kernels_that_are_set(monkeypatch):
     recorder = Recorder(monkeypatch, lasting=False)
-    recorder.replays.warm = 1
+    recorder.graphed.warm = 1
     for _ in range(3):
-        recorder.replays(torch.arange(4))
+        recorder.graphed(torch.arange(4))
     assert len(recorder.eager) == 1 and len(recorder.replayed) == 2
 
 
@@ -176,7 +176,7 @@ def test_a_step_that_draws_on_the_cpu_is_not_replayed(draw, monkeypatch):
     recorder = Recorder(monkeypatch, draw)
     before = Generators.now()
     for _ in range(8):
-        recorder.replays(torch.arange(4))
+        recorder.graphed(torch.arange(4))
     after = Generators.now()
     before.restore()
     for _ in range(8):
@@ -228,7 +228,7 @@ TUNING = Tuning(Steps(0.05, 4, (2.5,)), batch_size=16, seed=2)
 
 def eagerly(model, samples, settings, monkeypatch) -> nn.Module:
     with monkeypatch.context() as patch:
-        patch.setattr(replays, "WARM", 10**9)
+        patch.setattr(cuda_graphs, "WARM", 10**9)
         train(model, samples, settings)
     return model
 

@@ -1,1 +1,1 @@
-"""From whatever a user has to batches, logits, targets and one loss per sample."""
+"""Turn any data of a user into batches, logits, targets and one loss per sample."""

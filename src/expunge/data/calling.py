@@ -113,7 +113,7 @@ class _Keywords(tuple[str, ...]):
 
 
 def _keywords(model: Any) -> tuple[str, ...] | None:
-    """The names the model's forward takes; None where it takes any, or where that cannot be told."""
+    """The names the model's forward takes; None where it takes any, or where they are unknown."""
     forward = getattr(model, "forward", model)
     function = getattr(forward, "__func__", None)
     try:

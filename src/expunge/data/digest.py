@@ -67,7 +67,7 @@ def _columns(dataset: Any, size: int) -> list[Tensor]:
 def _shown(dataset: Any, name: str) -> Any:
     try:
         return getattr(dataset, name, None)
-    except Exception:  # a property of one's own, which training does not need
+    except Exception:  # a user's property, which training does not need
         return None
 
 

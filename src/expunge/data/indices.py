@@ -68,7 +68,7 @@ def resolved(dataset: Any, argument: str) -> Any:
         inner, rows = resolved(dataset.dataset, argument), subset_rows(dataset, argument)
         if inner is dataset.dataset and not _is_mask(dataset.indices):
             return dataset
-        # A copy, since a class of one's own may hold more, and makes samples in its own way.
+        # A copy, since a user's class may have more attributes and make samples in its own way.
         return _changed(dataset, dataset=inner, indices=rows.tolist())
     if isinstance(dataset, ConcatDataset):
         parts = [resolved(part, argument) for part in dataset.datasets]

@@ -87,7 +87,7 @@ def _equal(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _same_labels(part: Part, other: Part, places: Tensor, others: Tensor, objective: Objective) -> Tensor:
-    """The places of records that go by the same label in both; those of one dataset do, and those whose labels cannot be told."""
+    """The places of records that have the same label in both; those of one dataset do, and those whose labels cannot be read count too."""
     if part.data is other.data or not len(places):
         return places
     mine, theirs = labels_at(part.data, part.rows[places], objective), labels_at(other.data, other.rows[others], objective)

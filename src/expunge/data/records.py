@@ -119,7 +119,7 @@ def _of_concatenation(dataset: ConcatDataset[Any], rows: Tensor, argument: str, 
 
 
 def _viewed(dataset: Any, rows: Tensor, objective: Objective) -> Any:
-    """The dataset that this one gives row by row, as one with transforms does: the only one it holds, of its length, with its labels.
+    """The dataset that this one wraps row by row, as one with transforms does: its only dataset, of its length, with its labels.
     One that reads other rows than it is asked for reorders or mixes them, and is none.
 
     A view whose samples count as others, such as one that stamps a trigger on them, says so by `alters_samples = True`.

@@ -93,5 +93,5 @@ def _column(dataset: Any, *names: str) -> Tensor | None:
 def _shown(dataset: Any, name: str) -> Any:
     try:
         return getattr(dataset, name, None)
-    except Exception:  # a property of one's own, which nothing else needs
+    except Exception:  # a user's property, which nothing else needs
         return None

@@ -15,7 +15,7 @@ from expunge.editing import masks, scores
 from expunge.editing.masks import Rounding, Scope
 from expunge.editing.patches import Patch
 from expunge.errors import InputError
-from expunge.methods.context import Run, check_tuning, needs_remain
+from expunge.methods.context import OR_NO_TUNING, Run, check_tuning, needs_remain
 from expunge.model import activations, channels
 from expunge.model.activations import Activations
 from expunge.training.tuning import Tuning
@@ -59,7 +59,7 @@ class ActivationMask:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
-            needs_remain(remain, "ActivationMask with tuning")
+            needs_remain(remain, "ActivationMask with tuning", OR_NO_TUNING)
         layers = run.layers_of(model, forget, self.include_head)
 
         def measure(data: Data, argument: str) -> Activations:

@@ -27,6 +27,8 @@ from expunge.training.loop import Loss, Phase, check_training, train_phases
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
+OR_NO_TUNING = "pass remain data, or tuning=None"  # advice for methods that need remain data to fine-tune only
+
 
 @dataclass(frozen=True)
 class Run:
@@ -129,9 +131,9 @@ class Method(Protocol):
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None: ...
 
 
-def needs_remain(remain: Data | None, why: str) -> None:
+def needs_remain(remain: Data | None, why: str, advice: str = "pass remain data") -> None:
     if remain is None:
-        raise InputError("remain", f"{why} needs the data to keep", "None")
+        raise InputError("remain", f"{why} needs the data to keep; {advice}", "None")
 
 
 def class_shape(model: nn.Module, forget: Data, run: Run, why: str) -> torch.Size:

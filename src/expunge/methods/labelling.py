@@ -25,7 +25,7 @@ def labelled_methods(methods: Any) -> dict[str, Method]:
             raise InputError("methods", rule, shown(method))
     labels = [str(label) for label in methods] if isinstance(methods, Mapping) else _names(built)
     if repeated := [label for label in labels if labels.count(label) > 1]:
-        raise InputError("methods", "must be told apart; give a mapping of labels to methods", f"{repeated[0]} twice")
+        raise InputError("methods", "must have different labels; give a mapping of labels to methods", f"{repeated[0]} twice")
     return dict(zip(labels, built, strict=True))
 
 

@@ -17,7 +17,7 @@ from expunge.editing.masks import Granularity, Mask, Rounding, Scope, Which
 from expunge.editing.patches import Patch
 from expunge.errors import InputError
 from expunge.fisher import FisherSums
-from expunge.methods.context import Run, check_tuning, needs_remain
+from expunge.methods.context import OR_NO_TUNING, Run, check_tuning, needs_remain
 from expunge.model import channels, heads
 from expunge.training.tuning import Tuning
 from expunge.validate import check_choice, check_flag, check_number, check_seed, check_whole, make_plain
@@ -63,7 +63,7 @@ class FisherMask:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
-            needs_remain(remain, "FisherMask with tuning")
+            needs_remain(remain, "FisherMask with tuning", OR_NO_TUNING)
         allowed = _allowed(model, forget, run, self.include_head, self.which)
 
         def measure(data: Data, argument: str) -> FisherSums:
@@ -118,7 +118,7 @@ class RandomMask:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
-            needs_remain(remain, "RandomMask with tuning")
+            needs_remain(remain, "RandomMask with tuning", OR_NO_TUNING)
         mask = self._mask(model, forget, run)
         patch = run.edit(model, mask)
         run.train(model, remain, self.tuning, mask=mask)
@@ -153,7 +153,7 @@ class MaskClassifier:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         if self.tuning is not None:
-            needs_remain(remain, "MaskClassifier with tuning")
+            needs_remain(remain, "MaskClassifier with tuning", OR_NO_TUNING)
         label = self.label
         if label is None:
             label = _single_label(forget, run)

@@ -1,4 +1,4 @@
-"""Add noise to the weights that matter little to the remain data."""
+"""Add noise to the weights, more where they matter less to the remain data."""
 
 from __future__ import annotations
 

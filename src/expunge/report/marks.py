@@ -1,7 +1,7 @@
 """Give every method one mark: its colour and form by name, the filling by reading, the same in every figure, legend and table.
 
 Forms differ between all of our methods, so that marks stay apart without colours. The table is written out: a method that is added
-moves no other. A method of one's own has one of the other marks, by a digest of its name.
+moves no other. A user's method has one of the other marks, by a digest of its name.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ def _samples_of_rows(phase: Phase, rows: Rows, chosen: Tensor) -> Batch:
 def _on_device(rows: Rows, device: torch.device) -> bool:
     try:
         sample = rows.read(torch.zeros(1, dtype=torch.int64, device=device))
-    except Exception:  # a dataset of one's own that cannot take rows from there
+    except Exception:  # a user's dataset that cannot take rows from there
         return False
     return all(tensor.device == device for tensor in tensors(sample))
 

@@ -69,7 +69,7 @@ class Trigger:
 
 
 class Altered(Dataset[Any]):
-    """A dataset of (image, ..., label) with other labels and, where `change` is given, changed images.
+    """A dataset of (image, ..., label) with other labels and, with `change`, changed images.
 
     `change` must take one image or a batch of them. Batches are read and changed at once (`batches.row_reader`).
     """
