@@ -61,7 +61,7 @@ def bench_command(
     cells: str | None = None,
     format: Literal["terminal", "text", "markdown", "latex", "csv"] = "terminal",
 ) -> Bench:
-    """The paper's tables and figures, with its printed numbers beside ours. Can be stopped at any moment, and goes on where it stopped.
+    """The paper's tables and figures, with its printed numbers beside ours. The same command resumes after a stop.
 
     Args:
         do: list experiments and how much of them is done; run them; print a table; write the report page; adopt trained networks.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compare:
-    """Every method, or some, on one network that must forget some of the handwritten digits: accuracies, evidence, seconds. What is done
-    is kept: the same command goes on where it was stopped, and more methods are added to those there."""
+    """Every method, or some, on one network that must forget some of the handwritten digits: accuracies, evidence, seconds. The same
+    command resumes after a stop, and adds methods to those that are there."""
 
     scenario: Literal["category", "poisoned", "mislabelled", "subset"] = "category"
     """What must be forgotten."""

@@ -15,7 +15,7 @@ from expunge.storage.files import check_folder
 
 @dataclass(frozen=True)
 class Train:
-    """Train a network as the paper does, or by numbers of your own; a training that was stopped goes on where it was."""
+    """Train a network by the paper's recipe, or with settings of your own. The same command resumes after a stop."""
 
     dataset: str = "digits"
     """digits, cifar10, cifar100, mnist, fashion-mnist, tiny-imagenet, or a folder of class folders of pictures."""

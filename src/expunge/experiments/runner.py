@@ -1,4 +1,4 @@
-"""Train what is missing and run every cell once; can be stopped at any moment, and goes on where it stopped.
+"""Train what is missing and run every cell once; resume after a stop at any moment.
 
 Any number of processes may work on one folder, also on other lists of cells: each cell and each training is locked while it is done.
 """
