@@ -98,6 +98,9 @@ def unlearn(
         history.record(None)
 
         def record(epoch: int) -> None:
+            if type(epoch) is not int or epoch < 0 or epoch <= max(history.epochs, default=-1):
+                after = f", after {history.epochs[-1]}" if history.epochs else ""
+                raise InputError("after_epoch", "a method must call it with whole numbers that go up, from 0 on", f"{shown(epoch)}{after}")
             still_finite()  # before accuracies are measured, which would only tell that something is wrong
             history.record(epoch)
 
