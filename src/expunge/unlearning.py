@@ -106,6 +106,8 @@ def unlearn(
 
         run = Run(objective, head, batch_size, progress, record, logits, history.epochs)
         edit = method(changed, forget, remain, run)
+        if edit is not None and not isinstance(edit, Patch):
+            raise InputError("method", "must return the Patch that `run.edit` gave, or None", shown(edit))
         run.begin()
         changed.zero_grad(set_to_none=True)
         still_finite()

@@ -162,3 +162,10 @@ def test_epochs_that_are_not_in_order_are_refused(epochs):
 
     with pytest.raises(InputError, match="after_epoch: a method must call it with whole numbers that go up"):
         unlearn(cases.model(), cases.forget(), method=method)
+
+
+def test_what_is_no_patch_is_not_taken_for_the_edit():
+    with pytest.raises(InputError, match="method: must return the Patch that `run.edit` gave, or None; found 5"):
+        unlearn(cases.model(), cases.forget(), method=lambda model, forget, remain, run: 5)
+    with pytest.raises(InputError, match="values: must map names of parameters or buffers to tensors; found None"):
+        Run().edit(cases.model(), None)
