@@ -99,11 +99,16 @@ def unlearn(
         history.record(None)
 
         def record(epoch: int) -> None:
+            if type(epoch) is not int or epoch < 0 or epoch <= max(history.epochs, default=-1):
+                after = f", after {history.epochs[-1]}" if history.epochs else ""
+                raise InputError("after_epoch", "a method must call it with whole numbers that go up, from 0 on", f"{shown(epoch)}{after}")
             still_finite()  # before accuracies are measured, whose error would say less
             history.record(epoch)
 
         run = Run(objective, head, batch_size, progress, record, logits, history.epochs)
         edit = method(changed, forget, remain, run)
+        if edit is not None and not isinstance(edit, Patch):
+            raise InputError("method", "must return the Patch that `run.edit` gave, or None", shown(edit))
         run.begin()
         changed.zero_grad(set_to_none=True)
         still_finite()

@@ -74,6 +74,28 @@ def test_the_results_of_two_commands_are_not_mixed(at_once, command, other, tmp_
     assert contents(tmp_path) == before
 
 
+def test_results_of_the_bench_are_left_alone(at_once, tmp_path, capsys):
+    assert cli.main(["compare", *SHORT, "--methods", "ssd", "--out", str(tmp_path)]) == 0
+    for name in ("result.json", "page.html"):
+        (tmp_path / name).unlink()
+    for path in (tmp_path / "cells").glob("*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"experiments": ["table1"]}))
+    before = contents(tmp_path)
+    capsys.readouterr()
+    assert cli.main(["compare", *SHORT, "--methods", "ssd", "--out", str(tmp_path)]) == 2
+    assert "out: must be a folder without results of other commands" in capsys.readouterr().err and contents(tmp_path) == before
+
+
+def test_a_changed_result_does_not_make_us_remove_a_users_file(at_once, tmp_path, capsys):
+    command = ["compare", *SHORT, "--methods", "ssd", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "result.json").write_text(json.dumps(result | {"files": [*result["files"], "notes.txt"]}))
+    assert cli.main(command) == 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("full", [small_disk, small_files])
 @pytest.mark.parametrize("command", [["demo"], ["compare", "--methods", "ssd"]])
 @pytest.mark.parametrize("below", ["out", "."])

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from expunge.errors import DivergedError, InputError
-from expunge.experiments import results
+from expunge.experiments import results, runner
 from expunge.experiments.networks import named, original, retrained
 from expunge.experiments.plans import EXPERIMENTS, entries
 from expunge.experiments.runner import run
@@ -352,3 +352,13 @@ def test_a_damaged_state_of_a_training_is_no_result(tmp_path):
 def test_no_process_at_all_is_refused(tmp_path):
     with pytest.raises(InputError, match="cells: .*jobs is 0"):
         main([str(write_work(tmp_path / "cells.json", [], place(tmp_path), jobs=0))])
+
+
+def test_a_result_that_could_not_be_read_again_is_not_stored(tmp_path, monkeypatch):
+    def perform(cell, store):
+        return results.Result(cell, cell.digest, 0.0, {}, {}, divergence=float("inf")), None
+
+    monkeypatch.setattr(runner, "perform", perform)
+    here, lines = place(tmp_path), []
+    assert run(tasks("table1")[:1], here, say=lines.append) == 1
+    assert lines[-1].startswith("BROKEN") and "divergence is inf" in lines[-1] and not found_in(here)

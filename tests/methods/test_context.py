@@ -152,3 +152,20 @@ def test_a_method_that_makes_no_record_has_one():
     outcome = unlearn(cases.model(), cases.forget(), cases.remain(), Own())
     assert [record.epoch for record in outcome.history] == [None, 1, 2]
     assert [set(record.accuracies) for record in outcome.history] == [{"remain", "forget"}, {"forget"}, {"remain", "forget"}]
+
+
+@pytest.mark.parametrize("epochs", [(1.5,), (-1,), (True,), ("1",), (1, 1), (0, 2, 1)])
+def test_epochs_that_are_not_in_order_are_refused(epochs):
+    def method(model, forget, remain, run):
+        for epoch in epochs:
+            run.after_epoch(epoch)
+
+    with pytest.raises(InputError, match="after_epoch: a method must call it with whole numbers that go up"):
+        unlearn(cases.model(), cases.forget(), method=method)
+
+
+def test_what_is_no_patch_is_not_taken_for_the_edit():
+    with pytest.raises(InputError, match="method: must return the Patch that `run.edit` gave, or None; found 5"):
+        unlearn(cases.model(), cases.forget(), method=lambda model, forget, remain, run: 5)
+    with pytest.raises(InputError, match="values: must map names of parameters or buffers to tensors; found None"):
+        Run().edit(cases.model(), None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "write-a-method.md"
-GRADIENT_MASK = re.search(r"Here `gradient_mask.py`:\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+GRADIENT_MASK = re.search(r"Here is `gradient_mask.py`:\n\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 IDLE = """
 from dataclasses import dataclass
 

@@ -19,7 +19,7 @@ from expunge.experiments.measuring import is_result, perform, reason, save, surr
 from expunge.experiments.networks import Spec, Store, original, retrained
 from expunge.experiments.results import Result, path_of, read
 from expunge.runtime.modes import one_thread
-from expunge.storage.codec import encode
+from expunge.storage.codec import decode, encode
 from expunge.storage.files import write_json
 from expunge.storage.locks import try_lock
 
@@ -154,6 +154,8 @@ class _Runner:
         self.starting(task.cell.label)
         try:
             result, network = self._result(task.cell, failure)
+            content = encode(replace(result, experiments=task.experiments))
+            decode(Result, content, "result")  # one that cannot be read again would stop every later command on this folder
         except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
             self.broken += 1
             self.pending.remove(task)
@@ -161,7 +163,7 @@ class _Runner:
             return
         if network is not None and self.place.keep:
             save(network, task.cell, self.store, self.place.network(task.cell))
-        write_json(path_of(self.place.folder, result.digest), encode(replace(result, experiments=task.experiments)))
+        write_json(path_of(self.place.folder, result.digest), content)
         if result.error is not None:
             self.pending.remove(task)  # "no data" is not final, but it is for this run
         why = "" if result.error is None else f" ({result.error})"

@@ -54,6 +54,8 @@ class Run:
 
         Return what was changed, for the method to return. A mask that changes nothing is a `NoEffectWarning`.
         """
+        if not isinstance(values, Mapping):
+            raise InputError("values", "must map names of parameters or buffers to tensors", shown(values))
         if strange := [name for name, value in values.items() if not isinstance(value, Tensor)]:
             raise InputError("values", "must map names of parameters or buffers to tensors", f"{strange[0]}: {shown(values[strange[0]])}")
         masks = {name: value for name, value in values.items() if value.dtype == torch.bool}

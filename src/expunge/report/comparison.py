@@ -8,8 +8,10 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from expunge.errors import InputError
 from expunge.experiments.cells import CHOSEN
 from expunge.experiments.comparison import Plan
 from expunge.experiments.plans import CONTROL, Entry
@@ -20,10 +22,12 @@ from expunge.report.formats import show as show_tables
 from expunge.report.page import page
 from expunge.report.paper_tables import NOT_RUN, REFUSED, Row, tables
 from expunge.storage.codec import encode
+from expunge.storage.documents import read_json
 from expunge.storage.files import write_bytes, write_json
 from expunge.storage.folders import RESULT, check_owned, listed, signature
 
 PAGE = "page.html"
+NETWORK = ".safetensors"
 TEXT = ("fisher-mask", "text")
 FORGOTTEN = 0.01  # a forget accuracy up to this counts as forgotten
 WIDTH = 80  # columns of a terminal
@@ -91,7 +95,19 @@ def _choice(result: Result) -> str:
 
 def check_folder_of(plan: Plan, out: str | os.PathLike[str], models: bool) -> None:
     """Raise rather than replace files that this command has not written."""
-    check_owned("out", out, plan.experiment.name, [PAGE, *(_network(entry) for entry in plan.entries if models)])
+    command = plan.experiment.name
+    check_owned("out", out, command, [PAGE, *(_network(entry) for entry in plan.entries if models)])
+    if (stranger := next((path for path in (Path(out) / "cells").glob("*.json") if not _is_of(path, command)), None)) is not None:
+        rule = f"must be a folder without results of other commands than `expunge {command}`: choose another"
+        raise InputError("out", rule, os.fspath(stranger))
+
+
+def _is_of(path: Path, command: str) -> bool:
+    """Whether a command asked for a cell's result; what cannot be read raises where it is needed."""
+    try:
+        return command in read_json(path)["experiments"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
 
 
 def save(place: Place, plan: Plan, results: Results, settings: dict[str, Any], models: bool = False, finished: bool = True) -> None:
@@ -112,12 +128,12 @@ def save(place: Place, plan: Plan, results: Results, settings: dict[str, Any], m
     }
     result["scenario"]["remain"] = 0 if plan.scenario.remain is None else len(plan.scenario.remain)
     write_json(folder / RESULT, result)
-    for name in earlier - {RESULT, PAGE, *networks}:
-        if (folder / name).is_file():
+    for name in earlier - {*networks}:
+        if name.endswith(NETWORK) and (folder / name).is_file():  # result.json may list anything
             (folder / name).unlink()
 
 
 def _network(entry: Entry) -> str:
     """A method's path has slashes."""
     name, reading = entry.cell.method["name"], entry.cell.method["reading"]
-    return re.sub(r"[^\w.-]+", "-", name + ("" if reading == "text" else f"-{reading}")) + ".safetensors"
+    return re.sub(r"[^\w.-]+", "-", name + ("" if reading == "text" else f"-{reading}")) + NETWORK
