@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import expunge
-from expunge import SSD, BadTeacher, FisherMask, InputError, Objective, Outcome, compare, load_outcome, metrics, unlearn
+from expunge import SSD, BadTeacher, Finetune, FisherMask, InputError, Objective, Outcome, compare, load_outcome, metrics, unlearn
 from expunge.comparing import Comparison
 from expunge.storage.tensors import weights_digest
 from tests.methods import cases, properties
@@ -204,3 +205,13 @@ def test_torch_is_as_it_was():
     state = torch.get_rng_state()
     compare(cases.model(), cases.forget(), cases.remain(), [MASK])
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_defect_of_one_method_does_not_cost_the_others():
+    @dataclass(frozen=True)
+    class Defect:
+        def __call__(self, model, forget, remain, run):
+            raise ValueError("a defect")
+
+    comparison = compare(cases.model(), cases.forget(), cases.remain(), {"defect": Defect(), "fine": Finetune(cases.QUICK)}, progress=False)
+    assert comparison["fine"].model is not None and "defect: ValueError: a defect" in str(comparison)

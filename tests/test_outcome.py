@@ -114,7 +114,9 @@ def test_an_earlier_outcome_is_replaced_and_a_strangers_file_is_not(outcome, tmp
     assert_same_outcome(load_outcome(folder, cases.model()), trained)
     assert not (folder / "edit.safetensors").exists()
     (folder / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="^folder: must be a folder that is new, empty, or holds an earlier result of `expunge unlearn`"):
+    with pytest.raises(
+        InputError, match="^folder: must be a folder that is new, empty, or holds an earlier result of the same kind [(]unlearn[)]"
+    ):
         trained.save(folder)
 
 
@@ -178,3 +180,8 @@ def test_files_of_another_outcome_are_refused(outcome, tmp_path):
     (trained.save(tmp_path / "other") / "weights.safetensors").replace(folder / "weights.safetensors")
     with pytest.raises(MismatchError, match="does not hold the weights that its result.json tells of"):
         load_outcome(folder, cases.model())
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match="^folder: must hold the result.json of an outcome that was saved .*; found .*nowhere"):
+        load_outcome(tmp_path / "nowhere", cases.model())

@@ -471,3 +471,9 @@ def test_a_mask_without_training_is_no_loss_of_training():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         unlearn(cases.model(), cases.forget(), cases.remain(), RandomMask(0.9, tuning=None))
+
+
+@pytest.mark.parametrize("method", ["ssd", expunge.SSD])
+def test_a_method_without_its_settings_is_told_how_to_have_them(method):
+    with pytest.raises(InputError, match=r"^method: must be a method with its settings, such as SSD\(\)"):
+        unlearn(cases.model(), cases.forget(), cases.remain(), method)

@@ -194,6 +194,8 @@ def compare(
             )
         except ExpungeError as error:
             results[label] = error
+        except Exception as error:  # a defect of one method must not cost the outcomes of the others
+            results[label] = ExpungeError(f"{type(error).__name__}: {error}")
     _raise_common_error([*results.values()])
     for result in results.values():
         if isinstance(result, ExpungeError):  # the frames it was raised in refer to a copy of the model

@@ -129,7 +129,7 @@ def load_outcome(folder: str | os.PathLike[str], model: nn.Module) -> Outcome:
     try:
         saved = decode(_Saved, read_json(path / RESULT), "the content")
         history = saved.records()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             "folder", f"must hold the result.json of an outcome that was saved ({excerpt(error)})", os.fspath(folder)
         ) from error

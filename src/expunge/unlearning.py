@@ -19,7 +19,7 @@ from expunge.data.objective import Batch, Objective, check_objective
 from expunge.data.overlap import check_disjoint
 from expunge.editing.patches import Patch, own_tensors
 from expunge.errors import InputError, LostAccuracyWarning, ModelError, naming
-from expunge.methods import FisherMask, Method, Run
+from expunge.methods import METHODS, FisherMask, Method, Run
 from expunge.metrics.accuracy import check_targets, tally, unlearn_score
 from expunge.model import heads
 from expunge.model.checks import check_finite, check_model, finite_tensors, screened
@@ -56,7 +56,8 @@ def unlearn(
     """
     check_model(model)
     if not callable(method) or isinstance(method, type):
-        raise InputError("method", "must be a method with its settings, such as FisherMask()", shown(method))
+        kind = METHODS.get(method, FisherMask) if isinstance(method, str) else method if isinstance(method, type) else FisherMask
+        raise InputError("method", f"must be a method with its settings, such as {kind.__name__}()", shown(method))
     check_whole("batch_size", batch_size, minimum=1)
     batch_size, progress = int(batch_size), is_shown(progress)
     check_objective(objective)

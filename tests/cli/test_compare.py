@@ -102,7 +102,7 @@ def test_a_comparison_that_is_stopped_tells_what_it_has_done_and_goes_on(capsys,
         patch.setattr(runner, "perform", interrupted)
         assert cli.main(asked) == 130
     printed = capsys.readouterr()
-    assert "RandomMask" in printed.out and "(stopped: 2 of 4 done)" in printed.out and printed.err.endswith("expunge: stopped\n")
+    assert "RandomMask" in printed.out and "(2 of 4 done)" in printed.out and printed.err.endswith("expunge: stopped\n")
     assert not json.loads((tmp_path / "result.json").read_text())["finished"] and methods_in(tmp_path) == ["original", "random-mask"]
     assert cli.main(asked) == 0 and methods_in(tmp_path) == ["original", "random-mask", "finetune", "retrain"]
     assert json.loads((tmp_path / "result.json").read_text())["finished"]

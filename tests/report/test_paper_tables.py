@@ -138,3 +138,13 @@ def test_the_terminal_has_colours_where_there_is_rich(monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "rich", None)
     show(found)
     assert capsys.readouterr().out == plain(found)
+
+
+def test_a_row_that_a_view_does_not_have_stays_out_also_where_a_seed_is_missing():
+    members, results = made("table1")
+    seed = members[0].cell.seed
+    some = {digest: each for digest, each in results.items() if each.cell.seed == seed}
+    masked, best, *_ = tables(EXPERIMENTS["table1"], members, some)
+    assert [row.label for row in masked.rows] == ["w*", "FisherMask", "FisherMask, released"]
+    assert "Not all seeds have run yet; numbers are of those that have." in best.notes and "one seed" in plain([best])
+    assert not any("Not all seeds" in note for table in tables(EXPERIMENTS["table1"], members, results) for note in table.notes)

@@ -83,7 +83,7 @@ def test_what_is_not_of_the_command_is_refused_before_the_work(out, name, conten
     (out / name).parent.mkdir(parents=True, exist_ok=True)
     (out / name).write_text(content)
     before = tree(out.parent)
-    rule = "out: must be a folder that is new, empty, or holds an earlier result of `expunge demo` and nothing else"
+    rule = "out: must be a folder that is new, empty, or holds an earlier result of the same kind [(]demo[)] and nothing else"
     with pytest.raises(InputError, match=rule) as raised, reserved("out", out, "demo"):
         pytest.fail("must not begin")
     assert raised.value.found.startswith(str(out)) and tree(out.parent) == before

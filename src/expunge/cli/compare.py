@@ -97,5 +97,5 @@ def show(plan: Plan, settings: dict[str, Any], out: str, models: bool, jobs: int
             finally:  # saved also where nobody reads it
                 comparison_report.save(place, plan, results, settings, models, finished)
             saved = "Results, networks and a page" if models else "Results and a page"
-            print(f"{saved}: {out}/" + ("" if finished else f" (stopped: {len(results)} of {len(work.tasks)} done)"))
+            print(f"{saved}: {out}/" + ("" if finished else f" ({len(results)} of {len(work.tasks)} done)"))
     return 1 if missing else 0

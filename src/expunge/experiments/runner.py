@@ -130,7 +130,8 @@ class _Runner:
         trained, failed = self.store.train(missing)
         self.untrained |= failed
         if trained:
-            self.say(f"trained {len(trained)} {trained[0].dataset} {trained[0].network}: {time.perf_counter() - started:.1f} s")
+            data = " ".join(map(str, trained[0].data.values())) if len(trained) == 1 else "networks"
+            self.say(f"trained {len(trained)} {trained[0].dataset} {trained[0].network} {data}: {time.perf_counter() - started:.1f} s")
         return bool(trained or failed)
 
     def _cells(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 from expunge.errors import InputError
 from expunge.experiments.cells import CHOSEN
 from expunge.experiments.comparison import Plan
+from expunge.experiments.paper import ORIGINAL
 from expunge.experiments.plans import CONTROL, Entry
 from expunge.experiments.results import DIVERGED, Result
 from expunge.experiments.runner import Place
@@ -118,7 +119,8 @@ def save(place: Place, plan: Plan, results: Results, settings: dict[str, Any], m
     networks = {_network(entry): place.network(entry.cell) for entry in present if models and place.network(entry.cell).exists()}
     for name, path in networks.items():
         write_bytes(folder / name, path.read_bytes())
-    write_bytes(folder / PAGE, page([results[entry.cell.digest] for entry in present], f"expunge {command}").encode(errors="replace"))
+    shown = [results[entry.cell.digest] for entry in present if entry.row != ORIGINAL]  # every table of the page has it as "before"
+    write_bytes(folder / PAGE, page(shown, f"expunge {command}").encode(errors="replace"))
     result = {
         **signature(command, [PAGE, *networks]),
         "settings": settings,

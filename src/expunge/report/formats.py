@@ -114,7 +114,9 @@ def _plain(table: Table) -> str:
 
 
 def _legend(table: Table, best: str) -> str:
-    sentences = ["Percent, mean ± sd over seeds." if any(column.percent for column in table.columns) else "Mean ± sd over seeds."]
+    several = max((value.seeds for row in table.rows for value in row.values), default=0) != 1
+    percent = any(column.percent for column in table.columns)
+    sentences = [("Percent, mean ± sd over seeds." if percent else "Mean ± sd over seeds.") if several else "Percent; one seed."]
     if any(column.better for column in table.columns):
         sentences.append(best)
     return " ".join([*sentences, "In brackets: the paper's number, and the gap to it."] if table.compared else sentences)

@@ -91,7 +91,7 @@ def page(results: Iterable[Result], source: str = "", notes: Notes | None = None
         overview=overview(contents, list(names(contents).values())) if done else None,
         facts=facts(done, failed),
         sections=shown_sections,
-        absent=[EXPERIMENTS[name].title for name in EXPERIMENTS if name not in {section.name for section in shown_sections}],
+        absent=_absent({section.name for section in shown_sections}),
         failed=failures(failed),
         runs=runs(contents),
     )
@@ -103,6 +103,11 @@ def names(results: Sequence[Content]) -> dict[str, str]:
     own = {f"own-{index}": name for index, name in enumerate(sorted(known - EXPERIMENTS.keys()))}
     alone = {"other": ""} if any(not result["experiments"] for result in results) else {}
     return {name: name for name in EXPERIMENTS if name in known} | own | alone
+
+
+def _absent(names: set[str]) -> list[str]:
+    """Titles of the paper's experiments that are not on the page; a page of other experiments alone lacks none."""
+    return [experiment.title for name, experiment in EXPERIMENTS.items() if name not in names] if names & EXPERIMENTS.keys() else []
 
 
 def sections(results: Sequence[Content]) -> list[Section]:

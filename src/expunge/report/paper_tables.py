@@ -95,12 +95,13 @@ def tables(experiment: Experiment, entries: Sequence[Entry], results: Mapping[st
 
 
 def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entry], results: Mapping[str, Result], models: int) -> Table:
-    kept = [entry for entry in entries if _shown(results.get(entry.cell.digest), view)]
+    hidden = {_group(entry) for entry in entries if not _shown(results.get(entry.cell.digest), view)}  # by one seed, so by all
+    kept = [entry for entry in entries if _group(entry) not in hidden]
     shown = {entry.cell.digest: results[entry.cell.digest] for entry in kept if entry.cell.digest in results}
     columns = VIEWS[view].columns(list(shown.values()))
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in kept:
-        groups.setdefault((entry.section, entry.row, str(entry.cell.method["reading"])), []).append(entry)
+        groups.setdefault(_group(entry)[1:], []).append(entry)
     kinds = distinct_labels(dict.fromkeys(entry.row for entry in kept))
     notes: dict[str, None] = {}
     rows = []
@@ -117,6 +118,8 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
                 tuple(replace(_value(column, of_seeds, name), paper=theirs.get(column.key)) for column in columns),
             )
         )
+    if any(any(run) and not all(run) for run in ([entry.cell.digest in results for entry in group] for group in groups.values())):
+        notes["Not all seeds have run yet; numbers are of those that have."] = None
     if view == "best" and any(row.name == REFERENCE for row in rows):
         notes["Retrain is measured at its last epoch: it was not chosen among several."] = None
     if experiment.name == "table2" and any(value.paper for row in rows for value in row.values) and block != AVERAGE:
@@ -125,6 +128,11 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[part] for part in sorted(on)) or "nothing yet")
     heading = f"{experiment.name}: {experiment.title}, {block}, {title}"
     return Table(experiment.name, view, block, heading, tuple(columns), tuple(_with_best(rows, columns, view)), tuple(notes))
+
+
+def _group(entry: Entry) -> tuple[str, ...]:
+    """What the seeds of a row have in common."""
+    return (entry.block, entry.section, entry.row, str(entry.cell.method["reading"]))
 
 
 def _label(name: str, kind: str, reading: str, view: str) -> str:

@@ -173,5 +173,6 @@ def device_named(name: str | None) -> torch.device:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise InputError("device", "must be one that torch finds here, such as cpu or cuda", name) from error
+        usable = "cpu or cuda" if torch.cuda.is_available() else "cpu; it finds no CUDA device"
+        raise InputError("device", f"must be one that torch finds here, such as {usable}", name) from error
     return device

@@ -134,7 +134,7 @@ class Reserved:
                 raise InputError(self.argument, f"needs the name {path} for a folder of its own: move what is there", os.fspath(self.shown))
         own = {path.name for path in (self.new, self.lock, self.finished)}
         if (stranger := next(strangers(self.folder, self.command, own), None)) is not None:
-            rule = f"must be a folder that is new, empty, or holds an earlier result of `expunge {self.command}` and nothing else"
+            rule = f"must be a folder that is new, empty, or holds an earlier result of the same kind ({self.command}) and nothing else"
             raise InputError(self.argument, f"{rule}: choose another, or move what is there", os.fspath(self.shown / stranger))
 
 
