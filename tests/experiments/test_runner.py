@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -176,6 +177,9 @@ def test_how_networks_are_trained_is_told_to_the_processes(tmp_path, monkeypatch
     for command in asked:
         main(command[3:])
     assert [(here.store.together, here.store.compiled) for here in places] == [(3, True)] * 2
+    elsewhere = read_work(write_work(tmp_path / "cells.json", [], place(tmp_path / "elsewhere"), together=3, compiled=True, jobs=2))
+    run_work(elsewhere, say=lambda line: None)
+    assert len({Path(command[3]).name for command in asked}) == 1 < len({command[3] for command in asked})
 
 
 def test_a_bar_hears_what_processes_start_and_finish(done, tmp_path):

@@ -73,7 +73,8 @@ def run_work(work: Work, say: Callable[[str], None], starting: Callable[[str], N
 def _in_processes(work: Work, say: Callable[[str], None], starting: Callable[[str], None] | None) -> int:
     """Run in several processes. With `starting` all they print goes to `say` and `starting`, else straight to standard error."""
     content = encode(replace(work, jobs=1))
-    path = write_json(Path(work.folder) / "asked" / f"{digest_of(content)}.json", content)
+    name = digest_of({**content, "folder": "", "models": ""})  # the same wherever the folder is
+    path = write_json(Path(work.folder) / "asked" / f"{name}.json", content)
     command = [sys.executable, "-m", "expunge.experiments.worker", str(path), str(os.getpid())]
     command += [] if starting is None else [STARTING]
     errors = None if starting is None else subprocess.PIPE
