@@ -14,8 +14,9 @@ from expunge.data.batches import Batches, Data, as_batches, batch_size, device_o
 from expunge.data.objective import Batch
 from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged
-from expunge.methods.training import built, reset
+from expunge.methods.training import built
 from expunge.model.copying import copied
+from expunge.model.renewal import reset
 from expunge.runtime.modes import seeded
 from expunge.training.distillation import divergence
 from expunge.training.loop import Losses, Phase

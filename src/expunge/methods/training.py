@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from expunge.data.batches import Data, device_of
-from expunge.errors import InputError, ModelError
+from expunge.errors import InputError
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model.checks import check_module
+from expunge.model.renewal import reset
 from expunge.runtime.modes import seeded
 from expunge.training.schedules import Steps
 from expunge.training.tuning import Tuning
@@ -59,36 +60,6 @@ class Retrain:
             for parameter, value in frozen:
                 parameter.copy_(value)
         run.train(model, remain, self.tuning)
-
-
-def reset(model: nn.Module) -> None:
-    """Reset the weights of every module, inner modules first, as they were built; modules frozen as a whole are left alone.
-
-    Raises `ModelError` where a trainable parameter would keep old values; the model is of no use then.
-    """
-    rule = "fresh weights need reset_parameters on every module with parameters, or `fresh`"
-    renewals, unknown = [], []
-    for name, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        if own and not any(parameter.requires_grad for parameter in own):
-            continue
-        # Attention and transformers of torch name it with an underscore.
-        renew = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        if renew is not None:
-            renewals.append(renew)
-        elif own:
-            unknown.append(name or "the model itself")
-    if unknown:
-        raise ModelError(f"model: {rule}; missing in {', '.join(unknown)}")
-    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # A reset that writes elsewhere (pruned, weight-normed and spectral-normed layers have another tensor as weight) leaves these.
-    with torch.no_grad():
-        for parameter in trainable.values():
-            parameter.fill_(torch.nan)
-    for renew in reversed(renewals):
-        renew()
-    if kept := [name for name, parameter in trainable.items() if not torch.isfinite(parameter).all()]:
-        raise ModelError(f"model: {rule}; reset_parameters does not reach {', '.join(kept)}")
 
 
 def built(fresh: Callable[[], nn.Module]) -> nn.Module:

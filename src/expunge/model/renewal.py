@@ -1,9 +1,8 @@
-"""Fresh values of a trained model's weights."""
+"""Give weights fresh values: in place, or as values for a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ def fresh_values(model: nn.Module, names: Collection[str], fresh: nn.Module | No
     parameters = dict(model.named_parameters(remove_duplicate=False))
     wanted = {first_names[parameters[name]] for name in names if parameters[name].requires_grad}
     owners = _owners(model, wanted)
-    new = _renewed(model, owners, wanted) if fresh is None else _like(model, fresh)
+    new = _renewed(model, wanted) if fresh is None else _like(model, fresh)
     whole = [prefix for prefix, module in owners.items() if all(name in wanted for name in _own(prefix, module))]
     buffers = {_join(prefix, name) for prefix in whole for name, _ in owners[prefix].named_buffers(recurse=False)}
     values, held = new.state_dict(), model.state_dict()
@@ -49,24 +48,38 @@ def _like(model: nn.Module, fresh: nn.Module) -> nn.Module:
     return fresh
 
 
-def _renewed(model: nn.Module, owners: dict[str, nn.Module], wanted: Collection[str]) -> nn.Module:
-    rule = "fresh weights need reset_parameters on every module that holds them, or `fresh`"
+def _renewed(model: nn.Module, wanted: Collection[str]) -> nn.Module:
     new = copied(model)
-    modules = {prefix: new.get_submodule(prefix) for prefix in owners}
-    # Attention and transformers of torch name it with an underscore.
-    renewals: dict[str, Any] = {
-        prefix: getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-        for prefix, module in modules.items()
-    }
-    if unknown := [prefix or "the model itself" for prefix, renew in renewals.items() if renew is None]:
-        raise ModelError(f"model: {rule}; missing in {', '.join(unknown[:4])}")
-    parameters = dict(new.named_parameters())
-    # A reset that writes elsewhere (pruned, weight-normed and spectral-normed layers hold another tensor as weight) leaves these.
-    with torch.no_grad():
-        for name in wanted:
-            parameters[name].fill_(torch.nan)
-    for renew in reversed(renewals.values()):
-        renew()
-    if kept := [name for name in wanted if not torch.isfinite(parameters[name]).all()]:
-        raise ModelError(f"model: {rule}; reset_parameters does not reach {', '.join(sorted(kept)[:4])}")
+    reset(new, wanted)
     return new
+
+
+def reset(model: nn.Module, wanted: Collection[str] | None = None) -> None:
+    """Reset trainable parameters, all or those that are wanted, in place by `reset_parameters`, inner modules first, as they were built.
+
+    Raises `ModelError` where one of them would keep its old values; the model is of no use then.
+    """
+    rule = "fresh weights need reset_parameters on every module with parameters, or `fresh`"
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad and (wanted is None or name in wanted)}
+    identities = {id(parameter) for parameter in parameters.values()}
+    renewals, unknown = [], []
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        if not any(id(parameter) in identities for parameter in own) and (own or wanted is not None):
+            continue
+        # Attention and transformers of torch name it with an underscore.
+        renew = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if renew is not None:
+            renewals.append(renew)
+        elif own:
+            unknown.append(name or "the model itself")
+    if unknown:
+        raise ModelError(f"model: {rule}; missing in {', '.join(unknown)}")
+    # A reset that writes elsewhere (pruned, weight-normed and spectral-normed layers have another tensor as weight) leaves these.
+    with torch.no_grad():
+        for parameter in parameters.values():
+            parameter.fill_(torch.nan)
+    for renew in reversed(renewals):
+        renew()
+    if kept := [name for name, parameter in parameters.items() if not torch.isfinite(parameter).all()]:
+        raise ModelError(f"model: {rule}; reset_parameters does not reach {', '.join(kept)}")
