@@ -143,7 +143,7 @@ def test_bad_options_are_named():
     data = cases.model(), cases.forget(), cases.remain(), [MASK]
     for options, message in (
         ({"watch": [1]}, "^watch: must map names to data"),
-        ({"watch": {"test": 3}}, "^test: must be a dataset, a data loader or an iterable of batches"),
+        ({"watch": {"test": 3}}, "^watch.'test'.: must be a dataset, a data loader or an iterable of batches"),
         ({"batch_size": 0}, "^batch_size: "),
         ({"objective": 3}, "^objective: must be an Objective"),
         ({"progress": 3}, "^progress: must be True or False"),

@@ -177,7 +177,6 @@ def compare(
     watch = None if watch is None else {name: _rereadable(data) for name, data in watch.items()}
     watched = {"remain": remain, "forget": forget} if watch is None else watch
     parts = {name: data for name, data in watched.items() if data is not None}
-    before = _accuracies(model, parts, objective, batch_size)
     reference = None
     if retrained is not None:
         check_module(retrained, "retrained")
@@ -200,6 +199,8 @@ def compare(
     for result in results.values():
         if isinstance(result, ExpungeError):  # the frames it was raised in refer to a copy of the model
             result.__traceback__ = result.__cause__ = result.__context__ = None
+    outcomes = [result for result in results.values() if isinstance(result, Outcome)]
+    before = outcomes[0].history[0].accuracies if outcomes else _accuracies(model, parts, objective, batch_size)
     return Comparison(results, before, reference)
 
 
