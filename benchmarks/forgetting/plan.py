@@ -1,4 +1,4 @@
-"""The jobs of the trials, in the order of their worth: python -m benchmarks.forgetting.plan FOLDER"""
+"""The jobs of the trials, in the order of their worth: python -m benchmarks.forgetting.plan FOLDER [wrong-labels]"""
 
 from __future__ import annotations
 
@@ -130,27 +130,34 @@ def samples() -> Iterator[dict[str, Any]]:
         yield of_samples("last two stages, 10 epochs", subset, seed, reset=RESETS["last two stages"], epochs=10)
 
 
-def altered() -> Iterator[dict[str, Any]]:
-    """Poison and wrong labels, each with a network of its own; for another session."""
-    yield {"job": "network", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
-    for fraction in (0.5, 0.1):
+def wrong_labels() -> Iterator[dict[str, Any]]:
+    """Wrong labels, each share with a network of its own: which weights, decay, rate, batches, temperature and weight, in ten epochs."""
+    fractions, all_fresh = (0.5, 0.3), {"reset": RESETS["all"], "epochs": 10}
+    for fraction in fractions:
         yield {"job": "network", "seed": 1, "scenario": {"kind": "mislabelled", "fraction": fraction}}
-    yield {"job": "fisher", "seed": 1, "scenario": {"kind": "poisoned", "n": 200}}
-    poisoned = {"kind": "poisoned", "n": 200}
-    chosen = ("nothing", "last stage", "last two stages", "fisher ratio kernels 10 %", "fisher kernels 10 %")
-    yield of_samples("original", poisoned, 1, method="original")
-    for name in (*chosen, "random kernels 10 %", "random kernels 30 %"):
-        yield of_samples(name, poisoned, 1, reset=RESETS[name])
-    yield of_samples("all, 10 epochs", poisoned, 1, reset=RESETS["all"], epochs=10)
-    for fraction in (0.5, 0.1):
+    variants: dict[str, dict[str, Any]] = {
+        "all": {},
+        "all, decay 5e-4": {"decay": 5e-4},
+        "all, decay 1e-3": {"decay": 1e-3},
+        "all, rate 0.2": {"rate": 0.2},
+        "all, rate 0.2, decay 5e-4": {"rate": 0.2, "decay": 5e-4},
+        "all, rate 0.05, decay 5e-4": {"rate": 0.05, "decay": 5e-4},
+        "all, batches of 64": {"batch": 64},
+        "all, batches of 64, decay 5e-4": {"batch": 64, "decay": 5e-4},
+        "all, weight 0.5": {"weight": 0.5},
+        "all, weight 0.5, decay 5e-4": {"weight": 0.5, "decay": 5e-4},
+        "all, T 2": {"temperature": 2.0},
+        "all, T 8": {"temperature": 8.0},
+        "all, cross-entropy alone, decay 5e-4": {"weight": 0.0, "decay": 5e-4},
+        "last two stages": {"reset": RESETS["last two stages"]},
+        "last two stages, decay 5e-4": {"reset": RESETS["last two stages"], "decay": 5e-4},
+        "last stage": {"reset": STAGE},
+    }
+    for fraction in fractions:
         wrong = {"kind": "mislabelled", "fraction": fraction}
         yield of_samples("original", wrong, 1, method="original")
-        for name in ("nothing", "last stage", "last two stages"):
-            yield of_samples(name, wrong, 1, reset=RESETS[name])
-        for name in ("last two stages", "all"):
-            yield of_samples(f"{name}, 10 epochs", wrong, 1, reset=RESETS[name], epochs=10)
-        yield of_samples("all, 10 epochs, T 2", wrong, 1, reset=RESETS["all"], epochs=10, temperature=2.0)
-        yield of_samples("all, 10 epochs, weight 1", wrong, 1, reset=RESETS["all"], epochs=10, weight=1.0)
+        for name, changes in variants.items():
+            yield of_samples(name, wrong, 1, **{**all_fresh, **changes})
 
 
 def is_done(folder: Path, job: dict[str, Any]) -> bool:
@@ -176,9 +183,10 @@ def write(folder: Path, jobs: Iterator[dict[str, Any]], first: int = 0) -> int:
 
 
 def everything() -> Iterator[dict[str, Any]]:
-    for part in (networks, sums, classes, added):
+    for part in (networks, sums, classes, added, wrong_labels):
         yield from part()
 
 
 if __name__ == "__main__":
-    print(write(Path(sys.argv[1]), everything()), "jobs")
+    jobs = wrong_labels if sys.argv[2:] == ["wrong-labels"] else everything
+    print(write(Path(sys.argv[1]), jobs()), "jobs")

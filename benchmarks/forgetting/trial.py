@@ -153,8 +153,9 @@ def _unlearned(job: dict[str, Any], room: Room, scenario, original: nn.Module, l
     weights = resets.renew(model, fresh, mask)
     rate, epochs = job.get("rate", 0.1), job["epochs"]
     schedule = replay(Steps(rate), epochs) if job.get("schedule") == "replayed" else OneCycle(rate, epochs)
-    tuning = Tuning(schedule, seed=job["seed"], precision=room.precision, weight_decay=job.get("decay", 1e-4))
-    taught = teach(scenario.remain, original, batch_size=128, without=() if label is None else (label,))
+    size = job.get("batch", 128)
+    tuning = Tuning(schedule, size, seed=job["seed"], precision=room.precision, weight_decay=job.get("decay", 1e-4))
+    taught = teach(scenario.remain, original, batch_size=size, without=() if label is None else (label,))
     phase = _phase(taught, job, label)
     train_phases(model, lambda epoch: [phase], tuning)
     _synchronize(room)
