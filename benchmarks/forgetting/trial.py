@@ -17,7 +17,8 @@ from expunge import fisher
 from expunge.data.objective import Objective
 from expunge.model.copying import copied
 from expunge.training import OneCycle, Phase, Steps, Tuning, replay, train, train_phases
-from expunge.training.distillation import Taught, divergence, teach
+from expunge.training.distillation import divergence
+from expunge.training.teaching import Taught, teach
 from expunge.vision import scenarios
 from expunge.vision.zoo import build
 

@@ -106,7 +106,7 @@ def unlearn(
             still_finite()  # before accuracies are measured, whose error would say less
             history.record(epoch)
 
-        run = Run(objective, head, batch_size, progress, record, logits, history.epochs)
+        run = Run(objective, head, batch_size, progress, record, logits, history.epochs, model, forget)
         edit = method(changed, forget, remain, run)
         if edit is not None and not isinstance(edit, Patch):
             raise InputError("method", "must return the Patch that `run.edit` gave, or None", shown(edit))

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,6 +32,10 @@ def another(name):
         return small.NETWORKS[name]().double()
 
 
+def without(*classes):
+    return replace(cases.QUICK, distillation=Distillation(without=classes))
+
+
 def without_class(label):
     """(forget, remain): all samples of a class and all others."""
     data = small.pictures(30, seed=9)
@@ -43,7 +48,7 @@ def without_class(label):
 def test_it_is_the_plain_loop(name, reset):
     model, (forget, remain) = small.network(name), without_class(2)
     chosen = {"names": HEAD[name], "all": 1.0, "nothing": 0.0}[reset]
-    method = ResetAndDistil(chosen, Distillation(3.0, 0.8), TWO_EPOCHS, fresh=lambda: another(name))
+    method = ResetAndDistil(chosen, replace(TWO_EPOCHS, distillation=Distillation(3.0, 0.8)), lambda: another(name))
     found = unlearn(model, forget, remain, method)
     start, fresh = copy.deepcopy(model), another(name).state_dict()
     renewed = {"names": HEAD[name], "all": ("",), "nothing": ("none",)}[reset]
@@ -135,21 +140,18 @@ def test_with_named_classes_the_forget_data_are_never_read(classes):
             forget.readable = False
             return super().__call__(model, forget, remain, run)
 
-    found = unlearn(cases.model(), forget, cases.remain(), Method(tuning=cases.QUICK, classes=classes), watch={}).model
-    expected = unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(tuning=cases.QUICK, classes=classes), watch={}).model
+    found = unlearn(cases.model(), forget, cases.remain(), Method(tuning=without(*classes)), watch={}).model
+    expected = unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(tuning=without(*classes)), watch={}).model
     properties.assert_same_weights(found.state_dict(), expected.state_dict())
 
 
 def test_whole_classes_are_noticed():
     named, noticed = (
-        unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(tuning=cases.QUICK, classes=classes)).model
-        for classes in ((0,), None)
+        unlearn(cases.model(), cases.forget(), cases.remain(), ResetAndDistil(tuning=tuning)).model for tuning in (without(0), cases.QUICK)
     )
     properties.assert_same_weights(named.state_dict(), noticed.state_dict())
     few, rest = Subset(cases.dataset(), range(6)), Subset(cases.dataset(), range(6, 48))  # samples of every class
-    nothing, samples = (
-        unlearn(cases.model(), few, rest, ResetAndDistil(tuning=cases.QUICK, classes=classes)).model for classes in ((), None)
-    )
+    nothing, samples = (unlearn(cases.model(), few, rest, ResetAndDistil(tuning=tuning)).model for tuning in (without(), cases.QUICK))
     properties.assert_same_weights(nothing.state_dict(), samples.state_dict())
 
 
@@ -179,20 +181,22 @@ BAD = {
     "a share that is no number": (InputError, "^reset: ", lambda: ResetAndDistil(None)),
     "all weights by Fisher": (InputError, "^ratio: ", lambda: ResetAndDistil(ByFisher(1.0))),
     "Fisher of batches": (InputError, "^kind: ", lambda: ResetAndDistil(ByFisher(kind="batch"))),
-    "no distillation": (InputError, "^distillation: ", lambda: ResetAndDistil(distillation=4)),
+    "no distillation": (InputError, "^distillation: ", lambda: ResetAndDistil(tuning=Tuning(distillation=4))),
     "no tuning": (InputError, "^tuning: ResetAndDistil trains", lambda: ResetAndDistil(tuning=None)),
     "no epochs": (InputError, "^epochs: ", lambda: OneCycle(0.1, 0)),
-    "a class that is no number": (InputError, "^classes: ", lambda: ResetAndDistil(classes=("cat",))),
-    "one class without a tuple": (InputError, "^classes: must be a tuple", lambda: ResetAndDistil(classes=3)),
     "fresh that builds nothing": (InputError, "^fresh: ", lambda: ResetAndDistil(fresh=3)),
     "an unknown name": (InputError, "^reset: .*found 'fc'", lambda: unlearned(ResetAndDistil(("fc",), tuning=cases.QUICK))),
     "all classes": (
         InputError,
         "^remain: must not hold samples of the forgotten classes",
-        lambda: unlearned(ResetAndDistil(tuning=cases.QUICK, classes=(0, 1, 2))),
+        lambda: unlearned(ResetAndDistil(tuning=without(0, 1, 2))),
     ),
-    "a class without a logit": (InputError, "^classes: .*in \\[0, 3\\); found \\[7\\]", lambda: unlearned(ResetAndDistil(classes=(7,)))),
-    "remain data of the class": (InputError, "^remain: .*found \\[1\\]", lambda: unlearned(ResetAndDistil(classes=(0, 1)))),
+    "a class without a logit": (
+        InputError,
+        "^without: .*in \\[0, 3\\); found \\[7\\]",
+        lambda: unlearned(ResetAndDistil(tuning=without(7))),
+    ),
+    "remain data of the class": (InputError, "^remain: .*found \\[1\\]", lambda: unlearned(ResetAndDistil(tuning=without(0, 1)))),
     "modules that cannot be reset": (
         ModelError,
         "reset_parameters on every module.*missing in 7",

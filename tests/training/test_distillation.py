@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from expunge.data.objective import Objective, model_outputs
 from expunge.errors import InputError, ModelError
 from expunge.training import Distillation
-from expunge.training.distillation import divergence, teach
+from expunge.training.distillation import divergence
 from expunge.training.loop import train_phases
+from expunge.training.teaching import distilled as distilled_phase
+from expunge.training.teaching import teach
 from tests import reference
 from tests.methods import small
 from tests.methods.small import CLASSES, REMAIN, SIZE, TWO_EPOCHS
@@ -32,7 +34,7 @@ USUAL = Distillation(3.0, 0.8)
 def distilled(name, data, distillation=USUAL, without=(), teacher=None):
     model, objective = student(name), Objective()
     taught = teach(data, teacher or small.network(name), objective, SIZE, without)
-    train_phases(model, lambda epoch: [distillation.phase(taught, "data", objective)], TWO_EPOCHS)
+    train_phases(model, lambda epoch: [distilled_phase(taught, distillation, "data", objective)], TWO_EPOCHS)
     return model
 
 
@@ -146,7 +148,7 @@ def test_positions_are_taught_too():
         torch.manual_seed(0)
         data = TensorDataset(torch.randn(6, 2, 5, dtype=torch.float64), torch.randint(0, 3, (6, 5)))
         teacher, model = (nn.Conv1d(2, 3, 1).double() for _ in range(2))
-    phase = Distillation(1.0, 1.0).phase(teach(data, teacher, without=(2,)), "data", Objective())
+    phase = distilled_phase(teach(data, teacher, without=(2,)), Distillation(1.0, 1.0), "data", Objective())
     (samples, answers), *_ = phase.batches
     loss = phase.loss(model, (samples, answers), Objective().losses)
     goal, found = teacher(data.tensors[0])[:, :2], model(data.tensors[0])[:, :2]
@@ -166,10 +168,10 @@ def constant(logits):
 BAD = {
     "a class beyond the head": (
         InputError,
-        "^classes: .*in \\[0, 4\\); found \\[4\\]",
+        "^without: .*in \\[0, 4\\); found \\[4\\]",
         lambda data, model: teach(data, model, without=(4,)),
     ),
-    "every class": (InputError, "^classes: must leave a class", lambda data, model: teach(data, model, without=range(4))),
+    "every class": (InputError, "^without: must leave a class", lambda data, model: teach(data, model, without=range(4))),
     "NaN": (
         ModelError,
         "teacher's answers on data must be finite",
@@ -195,6 +197,8 @@ BAD = {
         lambda data, model: teach(TensorDataset(data.tensors[0], data.tensors[1] + 3), model),
     ),
     "no temperature": (InputError, "^temperature: ", lambda data, model: Distillation(0.0)),
+    "a class that is no number": (InputError, "^without: ", lambda data, model: Distillation(without=("cat",))),
+    "one class without a tuple": (InputError, "^without: must be a tuple", lambda data, model: Distillation(without=3)),
     "a weight above 1": (InputError, "^weight: ", lambda data, model: Distillation(weight=1.1)),
 }
 
@@ -214,7 +218,7 @@ def test_replayed_steps_are_the_eager_ones_cuda():
     for data in (TensorDataset(images, labels), None):
         model, teacher, objective = student("residual").cuda(), small.network("residual").cuda(), Objective()
         taught = teach(data or TensorDataset(images, labels), teacher, objective, SIZE, (1,))
-        phase = Distillation().phase(taught, "data", objective)
+        phase = distilled_phase(taught, Distillation(), "data", objective)
         if data is None:
             phase = type(phase)(phase.batches, "data", phase.loss, phase.samples)
         train_phases(model, lambda epoch, phase=phase: [phase], TWO_EPOCHS)

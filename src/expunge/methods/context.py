@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from expunge.data.batches import Batches, Data, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
+from expunge.data.labels import IGNORED
 from expunge.data.objective import Objective
 from expunge.editing.masks import masked_parameters
 from expunge.editing.patches import Patch
@@ -23,7 +24,9 @@ from expunge.model import channels, heads
 from expunge.model.checks import screened
 from expunge.runtime.modes import in_mode, seeded
 from expunge.training import holding
+from expunge.training.distillation import Distillation
 from expunge.training.loop import Loss, Phase, check_training, train_phases
+from expunge.training.teaching import distilled, teach
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
@@ -35,7 +38,7 @@ class Run:
     """How a method reads data, edits weights and trains.
 
     `head` names the classifier's parameters (None: read from the graph). `batch_size` is for measuring; a `Tuning` has its own. `logits` is
-    the shape of the model's output for some batch.
+    the shape of the model's output for some batch. `original` and `forget` are what `unlearn` was given; a distilled training needs both.
 
     `after_epoch(epoch)` records the model. `train` calls it before any training (epoch 0) and after every epoch. A method with a loop of
     its own calls it itself. `epochs` are those recorded so far.
@@ -48,6 +51,8 @@ class Run:
     after_epoch: Callable[[int], None] = lambda epoch: None
     logits: torch.Size | None = None
     epochs: list[int] = field(default_factory=list, repr=False, compare=False)
+    original: nn.Module | None = field(default=None, repr=False)
+    forget: Data | None = field(default=None, repr=False)
 
     def edit(self, model: nn.Module, values: Mapping[str, Tensor]) -> Patch:
         """Set parameters and buffers in place: by name to these values, or to zero where a mask (bool) is true.
@@ -85,15 +90,51 @@ class Run:
         """Train the model in place; None trains nothing. There is a record before, and one after every epoch.
 
         `loss(model, batch, losses)` is the number to minimise for a batch in place of the objective's mean; `losses(logits, targets)` are
-        the objective's, one per sample. Weights that `mask` names stay zero where `tuning.freeze` says so. `argument` names the data in an
-        error.
+        the objective's, one per sample. With `tuning.distillation` the original's answers count too. Weights that `mask` names stay zero
+        where `tuning.freeze` says so. `argument` names the data in an error.
         """
         if tuning is None:
             return self.begin()
         check_training(model, tuning, self.objective)
-        phase = Phase(as_batches(data, argument, tuning.batch_size), argument, loss)
+        if tuning.distillation is None:
+            phase = Phase(as_batches(data, argument, tuning.batch_size), argument, loss)
+        elif loss is None:
+            phase, tuning = self._distilled(data, tuning, tuning.distillation, argument), replace(tuning, distillation=None)
+        else:
+            raise InputError("tuning", "a method with a loss of its own cannot distil; leave distillation None", tuning.distillation)
         hold = partial(holding.freeze, model, mask) if mask is not None and tuning.freeze else None
         self.train_phases(model, lambda epoch: [phase], tuning, hold)
+
+    def _distilled(self, data: Data, tuning: Tuning, distillation: Distillation, argument: str) -> Phase:
+        if self.original is None:
+            raise InputError("original", "distillation needs the original network as teacher", "None")
+        without = self.forgotten_classes(data, distillation.without)
+        taught = teach(data, self.original, self.objective, tuning.batch_size, without, argument)
+        return distilled(taught, distillation, argument, self.objective)
+
+    def forgotten_classes(self, remain: Data, named: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        """Classes that are forgotten as a whole: those named, or labels of the forget data that no remain sample has.
+
+        With names the forget data are not read.
+        """
+        if named == ():
+            return ()
+        kept = self._labels(remain, "remain")
+        if named is None:
+            return () if kept is None or self.forget is None else tuple(sorted((self._labels(self.forget, "forget") or set()) - kept))
+        if kept is not None and (both := sorted({*named} & kept)):
+            raise InputError("remain", f"must not hold samples of the forgotten classes {named}; leave them out", both)
+        return named
+
+    def _labels(self, data: Data, argument: str) -> set[int] | None:
+        """All labels; None where targets are no labels."""
+        labels: set[int] = set()
+        for batch in self.batches(data, argument):
+            targets = self.objective.targets(batch)
+            if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool:
+                return None
+            labels |= {*targets.unique().tolist()}
+        return labels - {IGNORED}
 
     def train_phases(
         self,

@@ -1,4 +1,4 @@
-"""Set how to train: schedule, batch size, optimizer, precision."""
+"""Set how to train: schedule, batch size, optimizer, precision, a teacher's part in it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from expunge.errors import InputError
+from expunge.training.distillation import Distillation
 from expunge.training.schedules import Schedule, Steps, check_schedule
-from expunge.validate import check_amount, check_builder, check_choice, check_flag, check_seed, check_whole, make_plain
+from expunge.validate import check_amount, check_builder, check_choice, check_flag, check_seed, check_whole, make_plain, shown
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -22,7 +24,7 @@ class Tuning:
     The schedule sets the learning rate of any optimizer, in all its groups, so give Adam a schedule that suits it. `momentum` and
     `weight_decay` are for the default optimizer only. `freeze`: methods that mask keep those weights at zero while they fine-tune (`train`
     has `mask` for this). `eval_mode` trains with dropout off and BatchNorm's statistics fixed. `precision` "bfloat16" computes under
-    autocast; the weights keep their type.
+    autocast; the weights keep their type. `distillation` adds the original network's answers to the labels, in `unlearn`.
 
     The default schedule is short and gentle, to spare a pretrained network: up to 0.01 over half an epoch, ×0.1 at 2.5 and 3.75 of 5.
     The paper's, for networks that were trained at 0.1, is `Tuning(replay(Steps(), epochs=5))`.
@@ -39,6 +41,7 @@ class Tuning:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None
     eval_mode: bool = False
     precision: Precision = "float32"
+    distillation: Distillation | None = None
 
     def __post_init__(self) -> None:
         check_schedule(self.schedule)
@@ -50,4 +53,8 @@ class Tuning:
         check_seed("seed", self.seed)
         check_flag("eval_mode", self.eval_mode)
         check_choice("precision", self.precision, Precision)
+        if not isinstance(self.distillation, Distillation | None):
+            raise InputError(
+                "distillation", "must be a Distillation, such as Distillation(temperature=4), or None", shown(self.distillation)
+            )
         make_plain(self)
