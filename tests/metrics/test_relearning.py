@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from expunge import Constant, DivergedError, InputError, MaskClassifier, ModelError, Tuning, train, unlearn
-from expunge.metrics import Relearning, relearn_time
+from expunge.metrics import Relearning, relearn_curve, relearn_time
 from expunge.vision.scenarios import category
 from tests.methods import cases, properties
 
@@ -187,3 +187,21 @@ def test_the_parameters_that_may_move_are_named_before_any_work(masked, original
         relearn_time(masked, None, scenario.forget, scenario.train)
     with pytest.raises(InputError, match="^relearning: must be a Relearning"):
         relearn_time(masked, original, scenario.forget, scenario.train, Tuning())
+
+
+def test_the_curve_is_that_of_a_plain_training(original, masked, scenario):
+    unseen = TensorDataset(*(part[:9] for part in cases.dataset(torch.float64).tensors))
+    tuning = Tuning(Constant(0.02, 3), batch_size=16)
+    before = copy.deepcopy(masked.state_dict())
+    curve = relearn_curve(masked, scenario.forget, unseen, scenario.train, tuning)
+    properties.assert_same_weights(before, masked.state_dict())
+    for epoch in range(4):
+        learner = copy.deepcopy(masked)
+        if epoch:
+            train(learner, scenario.train, Tuning(Constant(0.02, epoch), batch_size=16))
+        assert curve.losses[epoch] == pytest.approx(loss_on(learner, scenario.forget), rel=1e-10)
+        for shares, data in ((curve.accuracies, scenario.forget), (curve.unseen, unseen)):
+            images, labels = (torch.stack(column) for column in zip(*data, strict=True))
+            right = copy.deepcopy(learner).eval()(images).argmax(1) == labels
+            assert shares[epoch] == pytest.approx(float(right.double().mean()))
+    assert len(curve.losses) == len(curve.accuracies) == len(curve.unseen) == 4

@@ -3,6 +3,7 @@
 from expunge.metrics.accuracy import accuracy, unlearn_score
 from expunge.metrics.comparison import agreement, divergence
 from expunge.metrics.epochs import BestEpoch, Stability, best_epoch, fluctuation, stability
+from expunge.metrics.membership import loss_attack
 from expunge.metrics.predictions import (
     Predictions,
     accuracy_of,
@@ -12,11 +13,14 @@ from expunge.metrics.predictions import (
     mean_loss,
     predicted_shares,
 )
-from expunge.metrics.relearning import Relearned, Relearning, relearn_time
+from expunge.metrics.probing import Probe, linear_probes
+from expunge.metrics.relearning import RelearnCurve, Relearned, Relearning, relearn_curve, relearn_time
 
 __all__ = [
     "BestEpoch",
     "Predictions",
+    "Probe",
+    "RelearnCurve",
     "Relearned",
     "Relearning",
     "Stability",
@@ -28,9 +32,12 @@ __all__ = [
     "class_accuracies",
     "divergence",
     "fluctuation",
+    "linear_probes",
     "logits",
+    "loss_attack",
     "mean_loss",
     "predicted_shares",
+    "relearn_curve",
     "relearn_time",
     "stability",
     "unlearn_score",

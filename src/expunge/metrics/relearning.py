@@ -13,7 +13,7 @@ from expunge.data.columns import as_dataset
 from expunge.data.indices import resolved
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
-from expunge.metrics.predictions import logits, mean_loss
+from expunge.metrics.predictions import accuracy_of, logits, mean_loss
 from expunge.model.checks import check_module, check_names
 from expunge.model.copying import copied
 from expunge.training.loop import train
@@ -107,6 +107,48 @@ def relearn_time(
         train(learner, batches, tuning, objective, after_epoch=reached, progress=progress)
         done = losses[-1] <= goal
     return Relearned(len(losses) - 1 if done else None, tuning.schedule.epochs, goal, tuple(losses))
+
+
+@dataclass(frozen=True)
+class RelearnCurve:
+    """Before any epoch and after each: the loss and the accuracy on the forget data, and the accuracy on unseen samples like them."""
+
+    losses: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    unseen: tuple[float, ...]
+
+
+def relearn_curve(
+    model: nn.Module,
+    forget: Data,
+    unseen: Data,
+    data: Data,
+    tuning: Tuning = Tuning(Constant(0.01, 5)),
+    *,
+    objective: Objective = Objective(),
+    batch_size: int = 128,
+    progress: bool | None = None,
+) -> RelearnCurve:
+    """Train a copy on all data, and see how fast the forget data come back; lay it beside the retrained network's curve.
+
+    A loss that begins far above the retrained network's takes longer to come down whatever is known, so the accuracies tell more; those on
+    `unseen` samples of the forgotten kind tell what was learnt from what was there before.
+    """
+    check_module(model)
+    learner = copied(model)
+    losses: list[float] = []
+    accuracies: list[float] = []
+    others: list[float] = []
+
+    def note(epoch: int) -> None:
+        on_forget = logits(learner, forget, objective, batch_size)
+        losses.append(mean_loss(on_forget, objective))
+        accuracies.append(accuracy_of(on_forget))
+        others.append(accuracy_of(logits(learner, unseen, objective, batch_size)))
+
+    note(0)
+    train(learner, as_batches(data, "data", tuning.batch_size), tuning, objective, after_epoch=note, progress=progress)
+    return RelearnCurve(tuple(losses), tuple(accuracies), tuple(others))
 
 
 def _fix_others(model: nn.Module, only: Sequence[str]) -> None:
