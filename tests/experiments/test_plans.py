@@ -10,7 +10,8 @@ from expunge.errors import InputError
 from expunge.experiments.cells import Cell
 from expunge.experiments.construction import method_of
 from expunge.experiments.networks import named, original, retrained
-from expunge.experiments.plans import EXPERIMENTS, OTHERS, PAPER_METHODS, REVISIONS, chosen, entries, methods
+from expunge.experiments.planned_cells import OTHERS, PAPER_METHODS, REVISIONS, methods
+from expunge.experiments.plans import EXPERIMENTS, chosen, entries
 from expunge.experiments.profiles import PAPER, SMOKE, profile_of
 from expunge.methods import METHODS
 from expunge.storage.codec import decode, encode

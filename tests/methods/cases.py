@@ -32,6 +32,7 @@ from expunge.methods import (
 )
 from expunge.methods.lookup import default_tuning, method_class
 from expunge.methods.readings import readings
+from expunge.training.distillation import Distillation
 from expunge.training.schedules import Constant, Steps, replay
 from expunge.training.tuning import Tuning
 
@@ -54,6 +55,7 @@ CASES = {
     "salun": lambda tuning=QUICK: SalUn(tuning=tuning),
     "bad-teacher": lambda tuning=QUICK: BadTeacher(tuning=tuning),
     "scrub": lambda tuning=QUICK: SCRUB(max_epochs=1, tuning=tuning),
+    "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
     "finetune": lambda tuning=QUICK: Finetune(tuning),
     "retrain": lambda tuning=QUICK: Retrain(tuning),
 }
@@ -70,8 +72,8 @@ READINGS = {  # those that have a constructor of their own
     "salun-released": lambda tuning=QUICK: SalUn.as_released(tuning=tuning),
 }
 
-UNLISTED = {  # not in METHODS yet, which would give them a row in every table
-    "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
+UNLISTED = {  # settings that take another path through their method
+    "fisher-mask-distilled": lambda tuning=QUICK: FisherMask(0.1, tuning=tuning and replace(tuning, distillation=Distillation())),
     "reset-by-fisher-and-distil": lambda tuning=QUICK: ResetAndDistil(ByFisher(0.6), tuning=tuning),
 }
 

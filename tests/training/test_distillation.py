@@ -1,20 +1,23 @@
 """Students: the plain loop, which answers are kept, which classes are left out, which teachers are refused."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from expunge.data.objective import Objective, model_outputs
 from expunge.errors import InputError, ModelError
+from expunge.methods import SCRUB, FisherMask, GradientAscent, Run
 from expunge.training import Distillation
 from expunge.training.distillation import divergence
-from expunge.training.loop import train_phases
+from expunge.training.loop import train, train_phases
 from expunge.training.teaching import distilled as distilled_phase
 from expunge.training.teaching import teach
+from expunge.unlearning import unlearn
 from tests import reference
 from tests.methods import small
 from tests.methods.small import CLASSES, REMAIN, SIZE, TWO_EPOCHS
@@ -73,6 +76,40 @@ def test_the_label_alone_decides_about_a_class_that_is_left_out():
     shrunk = reference.descended(before, [lambda model: 0.0 * sum(value.sum() for value in model.parameters())] * 6, rate=0.02, decay=0.01)
     torch.testing.assert_close(found[3].weight[1], shrunk[3].weight[1])
     assert not torch.allclose(found[3].weight[0], shrunk[3].weight[0])
+
+
+@every_network
+def test_fine_tuning_of_any_method_may_be_distilled(name):
+    """FisherMask, then the plain loop of the distillation from the network before it, the class that is forgotten left out."""
+    model, data = small.network(name), small.pictures(30, seed=9)
+    rows = data.tensors[1] == 2
+    forget, remain = (Subset(data, part.nonzero().flatten().tolist()) for part in (rows, ~rows))
+    tuning = replace(TWO_EPOCHS, distillation=USUAL)
+    outcome = unlearn(model, forget, remain, FisherMask(0.1, tuning=tuning), watch={})
+    masked = unlearn(model, forget, remain, FisherMask(0.1, tuning=None), watch={}).model
+    images, labels, kept = data.tensors[0][~rows], data.tensors[1][~rows], [label for label in range(CLASSES) if label != 2]
+
+    def loss(chosen):
+        def value(student):
+            logits = student(images[chosen])
+            apart = reference.divergence(model(images[chosen]).detach()[:, kept], logits[:, kept], 3.0)
+            return 0.2 * cross_entropy(logits, labels[chosen]) + 0.8 * 9 * apart
+
+        return value
+
+    losses = [loss(chosen) for epoch in range(2) for chosen in reference.cut(len(remain), SIZE, seed=3 + epoch)]
+    small.assert_close(outcome.model, reference.descended(masked, losses, rate=0.02, decay=0.01), model)
+
+
+def test_only_fine_tuning_in_unlearn_has_a_teacher():
+    tuning = replace(TWO_EPOCHS, distillation=USUAL)
+    with pytest.raises(InputError, match="^tuning: distillation is for methods that fine-tune"):
+        train(small.network("residual"), small.remain(), tuning)
+    for method in (GradientAscent(tuning), SCRUB(tuning=tuning)):
+        with pytest.raises(InputError, match="^tuning: "):
+            unlearn(small.network("residual"), small.forget(), small.remain(), method, watch={})
+    with pytest.raises(InputError, match="^original: distillation needs the original"):
+        Run().train(small.network("residual"), small.remain(), tuning)
 
 
 class Counting(nn.Module):

@@ -14,7 +14,8 @@ from expunge.runtime.exits import uninterrupted
 from expunge.storage.files import check_file, check_folder
 
 if TYPE_CHECKING:
-    from expunge.experiments.plans import Entry, Experiment
+    from expunge.experiments.planned_cells import Entry
+    from expunge.experiments.plans import Experiment
     from expunge.experiments.profiles import Profile
     from expunge.experiments.runner import Place, Task
 
@@ -38,6 +39,7 @@ class Bench:
     device: str | None
     jobs: int | None
     compile: bool
+    retrained: bool
     dry_run: bool
     cells: str | None
     format: str
@@ -57,6 +59,7 @@ def bench_command(
     device: str | None = None,
     jobs: int | None = None,
     compile: bool = False,
+    retrained: bool = True,
     dry_run: bool = False,
     cells: str | None = None,
     format: Literal["terminal", "text", "markdown", "latex", "csv"] = "terminal",
@@ -65,7 +68,7 @@ def bench_command(
 
     Args:
         do: list experiments and how much of them is done; run them; print a table; write the report page; adopt trained networks.
-        names: all, or experiments: table1 to table5, fig-influence, -relearn, -schedule, -ratio, settings. For adopt: files of networks.
+        names: all, or experiments: table1 to table5, forget, fig-influence, -relearn, -schedule, -ratio, settings. For adopt: networks.
         profile: smoke: handwritten digits, minutes on a CPU; paper: CIFAR-10 and CIFAR-100, for a GPU.
         seeds: In place of the profile's.
         models: In place of the profile's, such as cifar10/vgg16; all but tables 1 and 2 take the first.
@@ -76,11 +79,12 @@ def bench_command(
         device: cuda or cpu; without it what there is.
         jobs: Processes that share the work; without it one on a GPU, one per core on a CPU.
         compile: Train networks through torch.compile: faster on a GPU, where many are to be trained.
+        retrained: Train the networks to compare with. Without, cells use those that exist, and measures that need one may be missing.
         dry_run: Print what would run, and for how long.
         cells: Write the cells to this file, for `python -m expunge.experiments.worker`.
         format: Of tables.
     """
-    return Bench(do, names, profile, seeds, models, methods, only, out, data, device, jobs, compile, dry_run, cells, format)
+    return Bench(do, names, profile, seeds, models, methods, only, out, data, device, jobs, compile, retrained, dry_run, cells, format)
 
 
 def run_bench(options: Bench) -> int:
@@ -119,7 +123,14 @@ def _place(options: Bench) -> Place:
     from expunge.runtime.modes import device_named
 
     out = Path(options.out)
-    return Place(out / options.profile, out / "models", options.data, device_named(options.device), compiled=options.compile)
+    return Place(
+        out / options.profile,
+        out / "models",
+        options.data,
+        device_named(options.device),
+        compiled=options.compile,
+        retrained=options.retrained,
+    )
 
 
 def _tasks(asked: dict[Experiment, list[Entry]]) -> list[Task]:
@@ -164,6 +175,7 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
         data=options.data,
         device=options.device,
         compiled=options.compile,
+        retrained=options.retrained,
         jobs=jobs_for(place.device.type, options.jobs),
     )
     if options.cells is not None:

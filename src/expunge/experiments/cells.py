@@ -30,7 +30,8 @@ class Cell:
     this cell; `tuning` the fine-tuning: {"schedule": "replayed", "epochs": 5}, {"schedule": "constant", "rate": 0.1, "epochs": 5},
     {"schedule": "own"} for the method's own, or None. `recipe` is how the networks are trained. `validation` is the share of the training
     data kept apart to choose the epoch on; 0: it is chosen on the test set. `precision` is that of all training, fine-tuning too.
-    `relearn`, {"rate": 0.1, "limit": 100} and perhaps "margin", asks for the re-learn time too.
+    `relearn`, {"rate": 0.1, "limit": 100} and perhaps "margin", asks for the re-learn time too. `evidence`, {"rate": 0.01, "epochs": 5},
+    asks for the re-learn curve, probes and the loss attack, all of the network after the last epoch.
     """
 
     dataset: str
@@ -43,6 +44,7 @@ class Cell:
     validation: Share = 0.0
     precision: Precision = "float32"
     relearn: Mapping[str, Any] | None = None
+    evidence: Mapping[str, Any] | None = None
     derived: ClassVar = ("epochs", "tuning_epochs")
 
     @property
@@ -59,7 +61,10 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        return digest_of(asdict(self))
+        content = asdict(self)
+        if self.evidence is None:
+            del content["evidence"]  # so that cells which were run before there was any keep their names
+        return digest_of(content)
 
     @property
     def label(self) -> str:
@@ -73,15 +78,22 @@ class Cell:
             parts.append("untuned")
         elif self.tuning["schedule"] == "constant":
             parts.append(f"rate={self.tuning['rate']:g}")
+        elif self.tuning["schedule"] == "one-cycle":
+            parts.append(f"epochs={self.tuning['epochs']}")
+        if self.tuning is not None and "distillation" in self.tuning:
+            parts.append("distilled")
         if self.relearn is not None:
             parts.append("re-learn")
+        if self.evidence is not None:
+            parts.append("evidence")
         return " ".join([*parts, f"seed={self.seed}"])
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Cells of one kind take about the same time."""
         epochs = None if self.tuning is None else self.tuning_epochs
-        return (self.model, self.scenario["kind"], self.method["name"], self.method["reading"], epochs, self.relearn is not None)
+        measured = (self.relearn is not None, self.evidence is not None)
+        return (self.model, self.scenario["kind"], self.method["name"], self.method["reading"], epochs, *measured)
 
 
 def check_cell(cell: Cell) -> None:
@@ -92,6 +104,9 @@ def check_cell(cell: Cell) -> None:
         if name in SHARES:
             decode(Share | None, value, name)
     decode(Amount, (cell.relearn or {}).get("margin", 0.0), "margin")
+    if cell.evidence is not None:
+        decode(Amount, cell.evidence["rate"], "rate")
+        decode(Count, cell.evidence["epochs"], "epochs")
 
 
 def digest_of(content: Any) -> str:

@@ -12,7 +12,8 @@ from expunge.errors import InputError
 from expunge.experiments.cells import CHOSEN, REFERENCE
 from expunge.experiments.construction import parts, scenario_of
 from expunge.experiments.paper import ORIGINAL
-from expunge.experiments.plans import Entry, Experiment, cells
+from expunge.experiments.planned_cells import Entry, cells
+from expunge.experiments.plans import Experiment
 from expunge.experiments.profiles import SMOKE, Profile, Settings
 from expunge.methods import METHODS
 from expunge.methods.lookup import FORMS, canonical, is_path, method_class

@@ -12,11 +12,12 @@ import torch
 
 from expunge.errors import InputError
 from expunge.experiments.cells import LIMITS, Cell
-from expunge.methods import METHODS, Method
+from expunge.methods import METHODS, ByFisher, Method
 from expunge.methods.lookup import default_tuning, method_class
 from expunge.methods.readings import readings
 from expunge.metrics import Relearning
-from expunge.training.schedules import Constant
+from expunge.training.distillation import Distillation
+from expunge.training.schedules import Constant, OneCycle
 from expunge.training.tuning import Tuning
 from expunge.vision import scenarios
 from expunge.vision.datasets import Images, ImageSet, load, split
@@ -93,6 +94,10 @@ def method_of(cell: Cell) -> Method:
         settings.setdefault("seed", cell.seed)
     if "tuning" in known:
         settings["tuning"] = tuning_of(cell, default_tuning(build))
+    if isinstance(reset := settings.get("reset"), Mapping):
+        settings["reset"] = ByFisher(**reset)
+    elif isinstance(reset, list):
+        settings["reset"] = tuple(reset)
     return build(**settings)
 
 
@@ -103,14 +108,19 @@ def tuning_of(cell: Cell, own: Tuning | None = None) -> Tuning | None:
     schedule, epochs, rate = settings.pop("schedule"), settings.pop("epochs", None), settings.pop("rate", None)
     if "optimizer" in settings:
         settings["optimizer"] = OPTIMIZERS[settings["optimizer"]]
+    if "distillation" in settings:
+        settings["distillation"] = Distillation(**settings["distillation"])
     if schedule == "own":
         return None if own is None else replace(own, seed=cell.seed, **settings)
-    replayed = Recipe(**_tuples(cell.recipe)).replayed(epochs, cell.seed)
+    recipe = recipe_of(cell.recipe)
+    replayed = recipe.replayed(epochs, cell.seed)
     if schedule == "replayed":
         return replace(replayed, **settings)
     if schedule == "constant":
         return replace(replayed, schedule=Constant(rate, epochs), **settings)
-    raise InputError("tuning", "schedule must be replayed, constant or own", schedule)
+    if schedule == "one-cycle":
+        return replace(replayed, schedule=OneCycle(recipe.rate if rate is None else rate, epochs), **settings)
+    raise InputError("tuning", "schedule must be replayed, one-cycle, constant or own", schedule)
 
 
 def recipe_of(recipe: Mapping[str, Any]) -> Recipe:
@@ -123,6 +133,13 @@ def relearning_of(cell: Cell) -> Relearning:
     recipe = recipe_of(cell.recipe)
     tuning = replace(recipe.tuning(cell.seed, cell.precision), schedule=Constant(settings.pop("rate"), settings.pop("limit")))
     return Relearning(tuning, **settings)
+
+
+def curve_tuning_of(cell: Cell) -> Tuning:
+    """Of the re-learn curve: full epochs in train mode at one rate, with the recipe's batches."""
+    assert cell.evidence is not None
+    schedule = Constant(cell.evidence["rate"], cell.evidence["epochs"])
+    return replace(recipe_of(cell.recipe).tuning(cell.seed, cell.precision), schedule=schedule)
 
 
 def _tuples(content: Mapping[str, Any]) -> dict[str, Any]:

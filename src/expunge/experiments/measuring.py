@@ -15,26 +15,31 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
 from expunge import __version__, metrics
-from expunge.data.batches import Data, measuring_size
+from expunge.data.batches import Data, as_batches, measuring_size
 from expunge.editing.patches import Patch
 from expunge.errors import DivergedError, ExpungeError, InputError, NoEffectWarning
 from expunge.experiments.cells import CHOSEN, REFERENCE, UNCHANGED, Cell
 from expunge.experiments.choosing import chosen
-from expunge.experiments.construction import Parts, method_of, parts, relearning_of, scenario_of, tuning_of
+from expunge.experiments.construction import Parts, curve_tuning_of, method_of, parts, relearning_of, scenario_of, tuning_of
 from expunge.experiments.networks import Store, original, retrained
-from expunge.experiments.results import DIVERGED, NO_DATA, Accuracies, Best, Epoch, Relearn, Result, Stability
+from expunge.experiments.results import DIVERGED, NO_DATA, Accuracies, Best, Epoch, Evidence, Relearn, Result, Stability
 from expunge.methods import METHODS, Method, Run
 from expunge.methods.lookup import is_path
 from expunge.metrics import Predictions
+from expunge.model.stages import stage_ends
+from expunge.runtime.modes import generator
 from expunge.storage.tensors import weights_digest
 from expunge.unlearning import Record, unlearn
 from expunge.vision.networks import head
 from expunge.vision.scenarios import Scenario
+from expunge.vision.scenarios.rows import drawn
 from expunge.vision.zoo import save_network
 
 CLASSIFIER = "mask-classifier"
+PROBED = 20000  # training samples that probes are fitted on
 
 
 def perform(cell: Cell, store: Store) -> tuple[Result, nn.Module | None]:
@@ -48,7 +53,8 @@ def perform(cell: Cell, store: Store) -> tuple[Result, nn.Module | None]:
     try:
         images = parts(cell.dataset, cell.validation, store.data, store.device)
         scenario = scenario_of(cell.scenario, images, cell.seed)
-        before, reference = store.load(original(cell)), store.load(retrained(cell))
+        before = store.load(original(cell))
+        reference = store.load(retrained(cell)) if store.holds(retrained(cell)) else None
     except ExpungeError as error:
         if not is_result(error):
             raise
@@ -115,10 +121,13 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     return {"versions": versions, "hardware": {"device": device.type, "name": name, "threads": torch.get_num_threads()}}
 
 
-def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of the cell at its best epoch, and all measures of it."""
+def _measured(
+    cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, reference: nn.Module | None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The network of the cell at its best epoch (with evidence: at its last), and all measures of it."""
     if cell.method["name"] in UNCHANGED:
         after, epoch = (reference, cell.epochs) if cell.method["name"] == REFERENCE else (before, 0)
+        assert after is not None  # the store trains what a cell of the retrained network needs
         history, edit, seconds, setting = _only_record(epoch, after, scenario), None, None, None
         best = metrics.best_epoch(history, "validation" if cell.validation else "test")
     else:
@@ -134,30 +143,25 @@ def _measured(cell: Cell, images: Parts, scenario: Scenario, before: nn.Module, 
         after, edit, seconds = outcome.model, outcome.edit, outcome.seconds + choosing
         setting = re.sub(r" at 0x\w+", "", repr(method))  # where a function was, which differs from run to run
         best = metrics.best_epoch(history, "validation" if cell.validation else "test")
-        after.load_state_dict(kept.weights[best.epoch])
-    outputs = {name: _outputs(model, scenario) for name, model in (("before", before), ("retrained", reference), ("after", after))}
+        if cell.evidence is None:
+            after.load_state_dict(kept.weights[best.epoch])
+    networks = {"before": before, "after": after} | ({} if reference is None else {"retrained": reference})
+    outputs = {name: _outputs(model, scenario) for name, model in networks.items()}
     epochs = tuple(_epoch(record) for record in history)
     at_best = next(epoch for epoch in epochs if epoch.epoch == best.epoch)
-    nearness = {
-        part: (metrics.agreement(ours, theirs), _finite(metrics.divergence(ours, theirs)))
-        for part, ours, theirs in _pairs(outputs["after"], outputs["retrained"])
-    }
     return after, {
         "before": _accuracies(outputs["before"]),
-        "retrained": _accuracies(outputs["retrained"]),
+        **({} if reference is None else {"retrained": _accuracies(outputs["retrained"]), **_nearness(outputs)}),
         "setting": setting,
         "work_seconds": seconds,
-        "weights": {"before": weights_digest(before), "after": weights_digest(after), "retrained": weights_digest(reference)},
+        "weights": {name: weights_digest(network) for name, network in networks.items()},
         "masked": None if edit is None else Accuracies(epochs[0].remain, epochs[0].forget, epochs[0].unlearn_score, epochs[0].attack),
         "history": epochs,
         "best": Best(best.chosen_on, at_best.epoch, at_best.remain, at_best.forget, at_best.unlearn_score),
         "last": epochs[-1],
         "stability": Stability(**asdict(metrics.stability(history))) if len(history) > 2 else None,
         "relearn": None if cell.relearn is None else _relearned(cell, after, before, scenario),
-        "agreement": nearness["all"][0],
-        "divergence": nearness["all"][1],
-        "agreement_by": {name: value[0] for name, value in nearness.items() if name != "all"},
-        "divergence_by": {name: value[1] for name, value in nearness.items() if name != "all"},
+        "evidence": None if cell.evidence is None else _evidence(cell, after, images, scenario),
         "attack": metrics.attack_success(outputs["after"]["attack"]) if "attack" in outputs["after"] else None,
         "class_accuracies": {name: _by_class(predictions, cell, images.classes) for name, predictions in outputs.items()},
         "predicted": {name: list(metrics.predicted_shares(predictions["forget"]).values()) for name, predictions in outputs.items()},
@@ -205,6 +209,21 @@ def _only_record(epoch: int, model: nn.Module, scenario: Scenario) -> list[Recor
     return [Record(epoch, accuracies, metrics.unlearn_score(accuracies["remain"], accuracies["forget"]), 0.0)]
 
 
+def _nearness(outputs: Mapping[str, Mapping[str, Predictions]]) -> dict[str, Any]:
+    """How near the network is to the retrained one."""
+    nearness = {
+        part: (metrics.agreement(ours, theirs), _finite(metrics.divergence(ours, theirs)))
+        for part, ours, theirs in _pairs(outputs["after"], outputs["retrained"])
+    }
+    agreement, divergence = ({name: value[place] for name, value in nearness.items()} for place in (0, 1))
+    return {
+        "agreement": agreement.pop("all"),
+        "divergence": divergence.pop("all"),
+        "agreement_by": agreement,
+        "divergence_by": divergence,
+    }
+
+
 def _pairs(ours: Mapping[str, Predictions], theirs: Mapping[str, Predictions]) -> list[tuple[str, Predictions, Predictions]]:
     """The outputs of two networks for remain data, for forget data, and for all of them."""
     return [*((name, ours[name], theirs[name]) for name in ("remain", "forget")), ("all", _joined(ours), _joined(theirs))]
@@ -230,6 +249,28 @@ def _shares(patch: Patch, model: nn.Module) -> dict[str, float]:
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     edited = {name: patch.edits[name].indices.numel() if name in patch.edits else 0 for name in sizes}
     return {name: edited[name] / size for name, size in sizes.items()}
+
+
+def _evidence(cell: Cell, model: nn.Module, images: Parts, scenario: Scenario) -> Evidence:
+    """Probes of the test set's samples of the class, its re-learn curve, and the loss attack against test samples of the same classes."""
+    size = measuring_size(model)
+    seen, unseen = (metrics.logits(model, data, batch_size=size) for data in (scenario.forget, _like_forget(cell, scenario)))
+    attack = metrics.loss_attack(seen, unseen)
+    if cell.scenario["kind"] != "category":
+        return Evidence(attack)
+    rows = drawn(torch.arange(len(images.train)), min(PROBED, len(images.train)), generator(cell.seed)).tolist()
+    stages = stage_ends(model, next(iter(as_batches(images.test, "test", 2))))
+    probes = metrics.linear_probes(model, stages, Subset(images.train, rows), images.test, batch_size=size)
+    curve = metrics.relearn_curve(
+        model, scenario.forget, scenario.tests["forget"], scenario.train, curve_tuning_of(cell), batch_size=size, progress=False
+    )
+    recall = {probe.module: probe.recall[cell.scenario["label"]] for probe in probes}
+    return Evidence(attack, recall, curve.losses, curve.accuracies, curve.unseen)
+
+
+def _like_forget(cell: Cell, scenario: Scenario) -> Any:
+    """Test samples that are like the forgotten ones but were never trained on: of the class, or of all classes."""
+    return scenario.tests["forget" if cell.scenario["kind"] == "category" else "remain"]
 
 
 def _relearned(cell: Cell, model: nn.Module, before: nn.Module, scenario: Scenario) -> Relearn:

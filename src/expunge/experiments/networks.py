@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from expunge.errors import InputError
-from expunge.experiments.cells import LIMITS, Cell, digest_of
+from expunge.experiments.cells import LIMITS, REFERENCE, Cell, digest_of
 from expunge.experiments.construction import parts, recipe_of, scenario_of
 from expunge.storage.documents import read_json
 from expunge.storage.files import write_bytes, write_json
@@ -66,7 +66,8 @@ def _spec(cell: Cell, data: Mapping[str, Any]) -> Spec:
 @dataclass(frozen=True)
 class Store:
     """A folder of networks, `DIGEST.safetensors`, each with its spec and seconds in `DIGEST.spec.json`; `data` is the folder of the
-    datasets. `together`: how many networks are trained at once where they share a GPU. `compiled`: all through torch.compile.
+    datasets. `together`: how many networks are trained at once where they share a GPU. `compiled`: all through torch.compile. `retrained`:
+    whether networks to compare with are trained for cells that can do without; if not, those that exist are used.
     """
 
     folder: Path
@@ -74,6 +75,12 @@ class Store:
     device: torch.device
     together: int = 9
     compiled: bool = False
+    retrained: bool = True
+
+    def needed(self, cell: Cell) -> list[Spec]:
+        """The networks that must be there before the cell can be run."""
+        reference = self.retrained or cell.method["name"] == REFERENCE
+        return [original(cell), *([retrained(cell)] if reference else [])]
 
     def __post_init__(self) -> None:
         if self.together < 1:

@@ -18,7 +18,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Profile:
-    """A size of the experiments. `models` are DATASET/NETWORK: tables 1 and 2 take all of them, everything else the first.
+    """A size of the experiments. `models` are DATASET/NETWORK: tables 1 and 2 and `forget` take all of them, everything else the first.
 
     `settings` are those of single methods, as written, where their defaults do not suit the data, with "tuning" for their training.
     `own` are methods beside METHODS, by import path: `package.module:Class`.
@@ -35,6 +35,7 @@ class Profile:
     remain_fraction: float = 0.001
     ratios: tuple[float, ...] = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.10, 0.12)
     relearn: Settings = field(default_factory=lambda: {"rate": 0.01, "limit": 20, "margin": 0.05})
+    evidence: Settings = field(default_factory=lambda: {"rate": 0.01, "epochs": 5})
     influence_models: tuple[str, ...] = ()  # beside the first model
     settings: Mapping[str, Settings] = field(default_factory=dict)
     own: tuple[str, ...] = ()

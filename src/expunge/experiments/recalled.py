@@ -9,7 +9,8 @@ from dataclasses import asdict
 from expunge.errors import InputError
 from expunge.experiments.cells import REFERENCE, Cell, digest_of
 from expunge.experiments.paper import ORIGINAL
-from expunge.experiments.plans import Entry, Experiment, entries
+from expunge.experiments.planned_cells import Entry
+from expunge.experiments.plans import Experiment, entries
 from expunge.experiments.profiles import Profile
 from expunge.experiments.results import Result, load, path_of
 from expunge.methods.lookup import canonical, is_path, method_class

@@ -75,12 +75,28 @@ class Relearn:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What the network after the last epoch still knows. `loss_attack`: the area under the curve, forget against test samples.
+
+    Where a class was forgotten: `probes`, how much of it a linear classifier finds at the end of each stage (recall on test data); and the
+    re-learn curve, before any epoch and after each: loss and accuracy on the forget samples, and accuracy on test samples of the class.
+    """
+
+    loss_attack: Share
+    probes: Mapping[str, Share] = field(default_factory=dict)
+    relearn_losses: Sequence[float] = ()
+    relearn_accuracies: Sequence[Share] = ()
+    relearn_unseen: Sequence[Share] = ()
+
+
+@dataclass(frozen=True)
 class Result:
     """A cell and what came out of it; where there is an `error` (a method that raises, or no data) there are no measures.
 
-    "after" is the network at the best epoch. `setting` is the method as it was built. `predicted` is where the forget samples go: the share
-    given to each class. `agreement` and `divergence` are with the retrained network on all test data; `agreement_by` and `divergence_by`
-    on "remain" and "forget" alone. `work_seconds` are those of the method, or of the retraining.
+    "after" is the network at the best epoch, or where the cell asks for evidence at the last. `setting` is the method as it was built.
+    `predicted` is where the forget samples go: the share given to each class. `agreement` and `divergence` are with the retrained network
+    on all test data; `agreement_by` and `divergence_by` on "remain" and "forget" alone. `work_seconds` are those of the method, or of the
+    retraining. What needs the retrained network is missing where it was not trained (`Store.retrained`).
     """
 
     cell: Cell
@@ -101,6 +117,7 @@ class Result:
     last: Epoch | None = None
     stability: Stability | None = None
     relearn: Relearn | None = None
+    evidence: Evidence | None = None
     agreement: Share | None = None
     divergence: float | None = None
     agreement_by: Mapping[str, Share] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from torch import nn
 from expunge.errors import ExpungeError
 from expunge.experiments.cells import Cell
 from expunge.experiments.measuring import is_result, perform, reason, save, surroundings
-from expunge.experiments.networks import Spec, Store, original, retrained
+from expunge.experiments.networks import Spec, Store
 from expunge.experiments.results import Result, path_of, read
 from expunge.runtime.modes import one_thread
 from expunge.storage.codec import decode, encode
@@ -36,7 +36,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Place:
-    """Where results and networks go, where datasets come from, and what computes; `together` and `compiled` are the store's.
+    """Where results and networks go, where datasets come from, and what computes; `together`, `compiled` and `retrained` are the store's.
 
     The network of every cell is kept beside its result where `keep` is set.
     """
@@ -48,6 +48,7 @@ class Place:
     together: int = 9
     compiled: bool = False
     keep: bool = False
+    retrained: bool = True
 
     def network(self, cell: Cell) -> Path:
         """Where the network of a cell is kept."""
@@ -55,7 +56,7 @@ class Place:
 
     @property
     def store(self) -> Store:
-        return Store(self.models, self.data, self.device, self.together, self.compiled)
+        return Store(self.models, self.data, self.device, self.together, self.compiled, self.retrained)
 
     def result(self, cell: Cell) -> Result | None:
         path = path_of(self.folder, cell.digest)
@@ -67,7 +68,7 @@ class Place:
 
 
 def missing_networks(cells: Iterable[Cell], store: Store) -> list[Spec]:
-    needed = {spec.digest: spec for cell in cells for spec in (original(cell), retrained(cell))}
+    needed = {spec.digest: spec for cell in cells for spec in store.needed(cell)}
     return [spec for spec in needed.values() if not store.holds(spec)]
 
 
@@ -140,7 +141,7 @@ class _Runner:
         for task in list(self.pending):
             if not self.wanted():
                 break
-            needed = (original(task.cell), retrained(task.cell))
+            needed = self.store.needed(task.cell)
             failure = next((self.untrained[spec.digest] for spec in needed if spec.digest in self.untrained), None)
             if failure is None and not all(self.store.holds(spec) for spec in needed):
                 continue

@@ -45,11 +45,12 @@ class Work:
     compiled: bool = False
     keep: bool = False
     jobs: Annotated[int, Within(1)] = 1
+    retrained: bool = True
 
     @property
     def place(self) -> Place:
         device = device_named(self.device)
-        return Place(Path(self.folder), Path(self.models), self.data, device, self.together, self.compiled, self.keep)
+        return Place(Path(self.folder), Path(self.models), self.data, device, self.together, self.compiled, self.keep, self.retrained)
 
 
 def read_work(path: str | os.PathLike[str]) -> Work:

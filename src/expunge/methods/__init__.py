@@ -29,6 +29,7 @@ METHODS = {
     "salun": SalUn,
     "bad-teacher": BadTeacher,
     "scrub": SCRUB,
+    "reset-and-distil": ResetAndDistil,
     "finetune": Finetune,
     "retrain": Retrain,
 }

@@ -15,7 +15,7 @@ from expunge.errors import InputError
 from expunge.experiments.cells import CHOSEN
 from expunge.experiments.comparison import Plan
 from expunge.experiments.paper import ORIGINAL
-from expunge.experiments.plans import CONTROL, Entry
+from expunge.experiments.planned_cells import CONTROL, Entry
 from expunge.experiments.results import DIVERGED, Result
 from expunge.experiments.runner import Place
 from expunge.report.formats import FORMATS

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from expunge.experiments.plans import CONTROL
+from expunge.experiments.planned_cells import CONTROL
 from expunge.experiments.results import NO_DATA
 from expunge.report.aggregate import mean
 from expunge.report.measured import MEASURES, chosen_on, relearned

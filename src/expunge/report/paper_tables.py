@@ -8,7 +8,8 @@ from math import inf
 
 from expunge.experiments.cells import REFERENCE
 from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
-from expunge.experiments.plans import CONTROL, Entry, Experiment
+from expunge.experiments.planned_cells import CONTROL, Entry
+from expunge.experiments.plans import Experiment
 from expunge.experiments.results import DIVERGED, NO_DATA, Result
 from expunge.methods.lookup import distinct_labels
 from expunge.report.aggregate import aggregate
@@ -105,7 +106,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     kinds = distinct_labels(dict.fromkeys(entry.row for entry in kept))
     notes: dict[str, None] = {}
     rows = []
-    for (section, name, reading), members in groups.items():
+    for (section, name, reading, setting), members in groups.items():
         of_seeds = [results.get(entry.cell.digest) for entry in members]
         notes |= {f"{name}: {result.error}": None for result in of_seeds if result is not None and result.error is not None}
         theirs = paper_numbers(experiment.name, view, block, section, name, models)
@@ -114,7 +115,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
                 section,
                 name,
                 reading,
-                _label(name, kinds[name], reading, view),
+                ", ".join(filter(None, (_label(name, kinds[name], reading, view), setting))),
                 tuple(replace(_value(column, of_seeds, name), paper=theirs.get(column.key)) for column in columns),
             )
         )
@@ -132,7 +133,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
 
 def _group(entry: Entry) -> tuple[str, ...]:
     """What the seeds of a row have in common."""
-    return (entry.block, entry.section, entry.row, str(entry.cell.method["reading"]))
+    return (entry.block, entry.section, entry.row, str(entry.cell.method["reading"]), entry.setting)
 
 
 def _label(name: str, kind: str, reading: str, view: str) -> str:

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any, Literal
 
 from expunge.experiments.cells import REFERENCE
-from expunge.experiments.plans import PAPER_METHODS
+from expunge.experiments.planned_cells import PAPER_METHODS
 from expunge.methods import METHODS
 from expunge.methods.lookup import class_name
 from expunge.report.marks import mark

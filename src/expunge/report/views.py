@@ -118,6 +118,47 @@ def _limit(results: Sequence[Result]) -> list[Column]:
     return [Column("relearn", f"epochs, of at most {limit}", _relearned, percent=False)]
 
 
+def _forgetting(results: Sequence[Result]) -> list[Column]:
+    """Accuracies after the last epoch, what is still known, and the cost; columns that no result has are left out."""
+
+    def ended(measure: str) -> Callable[[Result, str], float | None]:
+        return lambda result, row: getattr(result.before if row == ORIGINAL else result.last, measure, None)
+
+    def known(measure: str, place: int | str | None = None) -> Callable[[Result, str], float | None]:
+        def value(result: Result, row: str) -> float | None:
+            values = getattr(result.evidence, measure, None)
+            if place is None or values is None:
+                return values
+            if isinstance(place, str):
+                return values.get(place)
+            return values[place] if place < len(values) else None
+
+        return value
+
+    stages = list(dict.fromkeys(stage for result in results if result.evidence is not None for stage in result.evidence.probes))
+    epochs = max((len(result.evidence.relearn_unseen) for result in results if result.evidence is not None), default=0)
+    columns = [
+        Column("remain", "remain", ended("remain"), "high"),
+        Column("forget", "forget", ended("forget")),
+        Column("unlearn_score", "score", ended("unlearn_score")),
+        Column("attack", "attack", ended("attack")),
+        Column("loss_attack", "loss\nattack", known("loss_attack")),
+        *(Column(f"relearned {epoch}", f"back\nafter {epoch}", known("relearn_unseen", epoch)) for epoch in (1, 2, 5) if epoch < epochs),
+        Column("relearn loss", "loss\nbefore", known("relearn_losses", 0), None, False),
+        *(Column(f"probe {stage}", f"probe\n{stage}", known("probes", stage)) for stage in stages),
+        Column("same", "same\nforget", lambda result, row: result.agreement_by.get("forget")),
+        Column("cost", "cost,\n%", _cost),
+    ]
+    return [column for column in columns if any(column.value(result, "") is not None for result in results)]
+
+
+def _cost(result: Result, row: str) -> float | None:
+    """Epochs of training over those of a retraining."""
+    if row == ORIGINAL or result.last is None:
+        return None
+    return result.last.epoch / result.cell.epochs
+
+
 VIEWS = {
     "summary": View("accuracies", _summary),
     "evidence": View("evidence", _evidence),
@@ -140,6 +181,7 @@ VIEWS = {
         lambda result: result.stability is not None,
     ),
     "relearn": View("epochs until the forget data are known again; the retrained network's is the measure", _limit),
+    "forgetting": View("after the last epoch, beside the retrained network", _forgetting),
     "remain by epoch": View("remain accuracy after each epoch", _by_epoch("remain")),
     "forget by epoch": View("forget accuracy after each epoch", _by_epoch("forget")),
 }
