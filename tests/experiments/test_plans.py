@@ -42,7 +42,7 @@ def test_every_setting_is_in_the_digest():
     cell = ALL["table1"][0].cell
     changes = {"dataset": "mnist", "network": "vgg16", "scenario": {"kind": "category", "label": 1}, "method": {"name": "finetune"}}
     changes |= {"seed": 5, "recipe": {**cell.recipe, "epochs": 3}, "tuning": {"schedule": "own"}, "validation": 0.1}
-    changes |= {"precision": "float32", "relearn": {"rate": 0.1, "limit": 3}}
+    changes |= {"precision": "float32", "relearn": {"rate": 0.1, "limit": 3}, "evidence": {"rate": 0.1, "epochs": 3}}
     assert changes.keys() == {field.name for field in fields(cell)}
     found = {replace(cell, **{name: value}).digest for name, value in changes.items()} | {cell.digest}
     assert len(found) == 1 + len(changes)
@@ -59,8 +59,9 @@ def test_what_two_experiments_need_is_one_cell():
 def test_the_networks_are_few():
     cells = [entry.cell for members in ALL.values() for entry in members if entry.cell.dataset == "cifar10"]
     specs = {spec.digest for cell in cells for spec in (original(cell), retrained(cell))}
-    # A seed's: all data, without class 0, with poison, with wrong labels and without them at three shares. One seed has two weight decays.
-    assert len(specs) == 3 * (2 + 1 + 2 * 3) + 2 * 2
+    # A seed's: all data, without class 0, without some samples, with poison, with wrong labels and without them at three shares. One seed has
+    # two weight decays.
+    assert len(specs) == 3 * (3 + 1 + 2 * 3) + 2 * 2
 
 
 def test_clean_data_are_the_reference_of_poisoned_ones():

@@ -80,7 +80,9 @@ def test_the_patch_is_what_was_reset():
 def test_fisher_chooses_kernels_by_the_ratio():
     """Fresh values at the kernels whose share of forget to remain Fisher is largest, the others and BatchNorm as they were."""
     model, (forget, remain) = small.network("residual"), without_class(2)
-    outcome = unlearn(model, forget, remain, ResetAndDistil(ByFisher(0.3), tuning=TWO_EPOCHS, fresh=lambda: another("residual")))
+    outcome = unlearn(
+        model, forget, remain, ResetAndDistil(ByFisher(0.3, "expected"), tuning=TWO_EPOCHS, fresh=lambda: another("residual"))
+    )
     sums = [reference.fisher(model, part.dataset[part.indices], "expected") for part in (forget, remain)]
     means = [{name: value / len(part) for name, value in found.items()} for found, part in zip(sums, (forget, remain), strict=True)]
     guard = 1e-8 * torch.cat([value.flatten() for name, value in means[1].items() if value.dim() > 1]).mean()

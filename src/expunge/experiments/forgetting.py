@@ -23,9 +23,10 @@ Row = tuple[str, str, Mapping[str, Any], Mapping[str, Any], str]  # method, read
 
 def planned(profile: Profile) -> Iterator[Entry]:
     """All scenarios on the first model, a class on every one. Settings were chosen on other seeds, classes and validation data."""
-    for model in profile.models:
-        yield from _section(profile, model, "a class", CATEGORY, _OF_CLASS, evidence=True)
-    model = profile.models[0]
+    model, *others = profile.models
+    yield from _section(profile, model, "a class", CATEGORY, _OF_CLASS, evidence=True)
+    for other in others:
+        yield from _section(profile, other, "a class", CATEGORY, _ON_OTHER_MODELS, evidence=True)
     samples = {"kind": "subset", "fraction": RANDOM_SHARE}
     yield from _section(profile, model, f"{100 * RANDOM_SHARE:g} % of the samples", samples, _OF_SAMPLES, evidence=True)
     yield from _section(profile, model, "poison", {"kind": "poisoned", **profile.poison}, _OF_POISON)
@@ -74,6 +75,7 @@ _OF_CLASS = (
     _reset(0.35, 5, "last third"),
     _reset(BY_FISHER, 5, "60 % by Fisher"),
 )
+_ON_OTHER_MODELS = (_plain(REFERENCE), _plain("finetune"), _reset(0.35, 5, "last third"), _reset(BY_FISHER, 5, "60 % by Fisher"))
 _OF_SAMPLES = (*_USUAL, _reset(0.35, 5, "last third"), _reset(0.65, 8, "last two thirds"))
 _OF_POISON = (
     _plain(REFERENCE),
