@@ -25,6 +25,8 @@ HEADER = (
     "holds",
 )
 
+SAMPLES = ("variant", "validation", "forget samples", "loss attack, AUC")
+
 
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
@@ -72,15 +74,17 @@ def main() -> None:
     for group in ("reference", "reset", "epochs", "distil", "exclude", "rate", "values"):
         rows = [class_row(name, rows, retrained) for (of, name), rows in groups.items() if of == group]
         print(f"### {group}\n\n{table(HEADER, sorted(rows, key=lambda row: row[-1] != '**all**'))}\n")
-    rows = [
-        [
-            name,
-            *(f"{mean([row[key] for row in rows]):{form}}" for key, form in (("remain", ".1f"), ("forget_trained", ".1f"), ("auc", ".3f"))),
-        ]
-        for (of, name), rows in groups.items()
-        if of == "subset"
-    ]
-    print(f"### subset\n\n{table(('variant', 'validation', 'forget samples', 'loss attack, AUC'), rows)}")
+    print(f"### subset\n\n{table(SAMPLES, [sample_row(name, rows) for (of, name), rows in groups.items() if of == 'subset'])}\n")
+    shares: dict[tuple[float, str], list[dict[str, Any]]] = defaultdict(list)
+    for row in (row for (of, _), rows in groups.items() if of == "mislabelled" for row in rows):
+        shares[row["scenario"]["fraction"], row["variant"]].append(row)
+    wrong = [sample_row(f"{100 * share:.0f} %: {name}", rows) for (share, name), rows in shares.items()]
+    print(f"### wrong labels\n\n{table(SAMPLES, sorted(wrong, key=lambda row: (row[0][:2], -float(row[1]))))}")
+
+
+def sample_row(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    forms = (("remain", ".1f"), ("forget_trained", ".1f"), ("auc", ".3f"))
+    return [name, *(f"{mean([row[key] for row in rows]):{form}}" for key, form in forms)]
 
 
 if __name__ == "__main__":
