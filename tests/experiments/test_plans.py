@@ -59,8 +59,8 @@ def test_what_two_experiments_need_is_one_cell():
 def test_the_networks_are_few():
     cells = [entry.cell for members in ALL.values() for entry in members if entry.cell.dataset == "cifar10"]
     specs = {spec.digest for cell in cells for spec in (original(cell), retrained(cell))}
-    # A seed's: all data, without class 0, without some samples, with poison, with wrong labels and without them at three shares. One seed has
-    # two weight decays.
+    # A seed's: all data, without class 0, without some samples, with poison, with wrong labels and without them at three shares. One seed
+    # has two weight decays.
     assert len(specs) == 3 * (3 + 1 + 2 * 3) + 2 * 2
 
 
