@@ -77,7 +77,7 @@ _OF_CLASS = (
 )
 _ON_OTHER_MODELS = (_plain(REFERENCE), _plain("finetune"), _reset(0.35, 5, "last third"), _reset(BY_FISHER, 5, "60 % by Fisher"))
 _OF_SAMPLES = (*_USUAL, _reset(0.35, 5, "last third"), _reset(0.65, 8, "last two thirds"))
-_OF_POISON = (
+_OF_POISON: tuple[Row, ...] = (
     _plain(REFERENCE),
     _plain("finetune"),
     ("fisher-mask", "released", {"ratio": 0.2}, {}, ""),
@@ -91,7 +91,7 @@ _WITHOUT_REMAIN = (
     *(_plain(name) for name in NEWER_WITHOUT_REMAIN if name in METHODS),
     _plain(CONTROL),
 )
-_WITH_FEW_REMAIN = (
+_WITH_FEW_REMAIN: tuple[Row, ...] = (
     _plain(REFERENCE),
     _plain("finetune"),
     _plain("fisher-mask", "released"),

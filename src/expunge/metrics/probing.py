@@ -107,5 +107,5 @@ def _fitted(features: Tensor, labels: Tensor, classes: int) -> Tensor:
             loss.backward()
             return loss
 
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
     return weights.detach()
