@@ -22,11 +22,10 @@ def means(few, many, forget=FORGET, remain=REMAIN):
     return {name: total / forget for name, total in few.items()}, {name: (few[name] + many[name]) / (forget + remain) for name in few}
 
 
-def expected_threshold(forgotten, everything, share):
-    ratios = [
-        float(f / d) for name in forgotten for f, d in zip(forgotten[name].flatten(), everything[name].flatten(), strict=True) if d > 0
-    ]
-    return reference.percentile(ratios, 100 - math.log(1 + 100 * share))
+def all_ratios(forgotten, everything):
+    """F_f/F_D of every weight that matters to somebody."""
+    pairs = [zip(forgotten[name].flatten().tolist(), everything[name].flatten().tolist(), strict=True) for name in forgotten]
+    return [few / all_ for pair in pairs for few, all_ in pair if all_ > 0]
 
 
 @pytest.mark.parametrize("name", small.NETWORKS)
@@ -34,13 +33,14 @@ def test_the_formula(name):
     model = small.network(name)
     outcome = unlearn(model, small.forget(), small.remain(), ASSD(), batch_size=5)
     forgotten, everything = means(*(reference.fisher(model, data.tensors) for data in (small.forget(), small.remain())))
-    threshold = expected_threshold(forgotten, everything, FORGET / (FORGET + REMAIN))
+    share = FORGET / (FORGET + REMAIN)
+    threshold = reference.percentile(all_ratios(forgotten, everything), 100 - math.log(1 + 100 * share))
     expected = reference.dampened(model, forgotten, everything, threshold, 1.0)
     for parameter, value in outcome.model.named_parameters():
         torch.testing.assert_close(value.detach(), expected[parameter], rtol=1e-9, atol=0, msg=parameter)
     weights = sum(value.numel() for value in model.parameters())
     # The strict > and weights that matter to nobody leave fewer; dampened ones can be zero already.
-    assert 0.5 < len(outcome.patch) / (math.log(1 + 100 * FORGET / (FORGET + REMAIN)) / 100 * weights) < 1.1
+    assert 0.5 < len(outcome.patch) / (math.log(1 + 100 * share) / 100 * weights) < 1.1
     outcome.patch.revert(outcome.model)
     properties.assert_same_weights(model.state_dict(), outcome.model.state_dict())
 
