@@ -17,7 +17,7 @@ import torch
 from torch.optim import Adam
 
 from expunge import metrics
-from expunge.methods import SCRUB, BadTeacher, GradientAscent, Influence, Method, NegGradPlus, RandomLabels, SalUn
+from expunge.methods import LFSSD, SCRUB, BadTeacher, GradientAscent, Influence, Method, NegGradPlus, Potion, RandomLabels, SalUn
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
@@ -43,6 +43,8 @@ GRIDS: dict[str, tuple[tuple[Any, ...], Callable[[Any, int], Method]]] = {
     "bad-teacher, rate": ((1e-4, 3e-4, 1e-3), lambda rate, seed: BadTeacher(tuning=steady(rate, seed, optimizer=Adam))),
     "scrub, rate": ((0.002, 0.005, 0.01), lambda rate, seed: SCRUB(forget_batch_size=32, tuning=steady(rate, seed))),
     "influence, strength": ((10, 20, 30), lambda strength, seed: Influence("sum", strength=strength)),
+    "lfssd, α": ((1.5, 2.0, 3.0, 5.26, 7.0), lambda threshold, seed: LFSSD(threshold)),
+    "potion, ρ": ((0.0, 0.05, 0.1, 0.2, 0.3), lambda goal, seed: Potion(goal)),
 }
 
 

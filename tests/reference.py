@@ -27,6 +27,26 @@ def fisher(model: nn.Module, batch: tuple[Tensor, ...], kind: str = "empirical",
     return totals
 
 
+def absolute_gradients(model: nn.Module, inputs: Tensor, power: int) -> dict[str, Tensor]:
+    """Σ_n |∂‖z_n‖^power / ∂w|, z_n the outputs, by one backward pass a sample."""
+    model = copy.deepcopy(model).double().eval()
+    totals = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+    for sample in inputs.double():
+        model.zero_grad()
+        (model(sample[None])[0].square().sum() ** (power / 2)).backward()
+        for name, value in model.named_parameters():
+            if value.grad is not None:
+                totals[name] += value.grad.abs()
+    return totals
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """Between the two values around the place (n − 1)·percent/100 in ascending order, by the distance from them."""
+    ordered, place = sorted(values), (len(values) - 1) * percent / 100
+    low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return low + (place - math.floor(place)) * (high - low)
+
+
 def batch_fisher(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
     """The released program's rule on one batch: Σ_y p̄(y) (∂ mean loss to y)²."""
     model = copy.deepcopy(model).eval()

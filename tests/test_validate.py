@@ -7,6 +7,8 @@ from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from expunge import (
+    ASSD,
+    LFSSD,
     SCRUB,
     SSD,
     ActivationMask,
@@ -21,6 +23,7 @@ from expunge import (
     MaskClassifier,
     NegGradPlus,
     NewtonNoise,
+    Potion,
     RandomLabels,
     RandomMask,
     Retrain,
@@ -43,7 +46,7 @@ SETTINGS = [
     (Tuning, "precision", "half"),
     *[(method, "tuning", None) for method in (Finetune, GradientAscent, NegGradPlus, RandomLabels, SalUn, SCRUB, BadTeacher, Retrain)],
     *[(method, "tuning", 0.1) for method in (FisherMask, RandomMask, ActivationMask, TfIdfMask, MaskClassifier)],
-    *[(method, "tuning", 0.1) for method in (FisherNoise, NewtonNoise, Influence, SSD, Retrain)],
+    *[(method, "tuning", 0.1) for method in (FisherNoise, NewtonNoise, Influence, SSD, ASSD, LFSSD, Potion, Retrain)],
     *[(method, "ratio", value) for method in (FisherMask, RandomMask, ActivationMask, TfIdfMask) for value in ("0.1", None, 1, -0.1)],
     *[(method, "kind", value) for method in (FisherMask, FisherNoise, NewtonNoise, SSD) for value in ("fast", None, [])],
     *[(method, "scope", "all") for method in (FisherMask, RandomMask, ActivationMask, TfIdfMask)],
@@ -55,7 +58,10 @@ SETTINGS = [
     *[(SCRUB, key, value) for key in ("max_epochs", "forget_batch_size") for value in (-1, 1.5, None)],
     *[(method, "temperature", value) for method in (SCRUB, BadTeacher) for value in (0, "a", float("inf"))],
     *[(TfIdfMask, "batches", value) for value in (0, 1.5)],
-    *[(SSD, key, value) for key in ("threshold", "dampening") for value in (-1, "a", None)],
+    *[(method, key, value) for method in (SSD, LFSSD) for key in ("threshold", "dampening") for value in (-1, "a", None)],
+    *[(Potion, "goal", value) for value in (-0.1, 1, 1.5, float("nan"), "a", None)],
+    *[(Potion, "growth", value) for value in (1, 0.5, float("inf"), float("nan"), "a", None)],
+    *[(Potion, "steps", value) for value in (0, 1.5, "a", None)],
     *[(Influence, "strength", value) for value in ("a", -1)],
     (NegGradPlus, "remain_weight", "a"),
     (SalUn, "salient", None),

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     )
     from expunge.fisher import FisherSums
     from expunge.methods import (
+        ASSD,
+        LFSSD,
         METHODS,
         SCRUB,
         SSD,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         MaskClassifier,
         NegGradPlus,
         NewtonNoise,
+        Potion,
         RandomLabels,
         RandomMask,
         ResetAndDistil,
@@ -82,6 +85,8 @@ _NAMES = {
     ),
     "fisher": ("FisherSums",),
     "methods": (
+        "ASSD",
+        "LFSSD",
         "METHODS",
         "SCRUB",
         "SSD",
@@ -96,6 +101,7 @@ _NAMES = {
         "MaskClassifier",
         "NegGradPlus",
         "NewtonNoise",
+        "Potion",
         "RandomLabels",
         "RandomMask",
         "ResetAndDistil",
@@ -112,6 +118,8 @@ _NAMES = {
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "ASSD",
+    "LFSSD",
     "METHODS",
     "SCRUB",
     "SSD",
@@ -141,6 +149,7 @@ __all__ = [
     "OneCycle",
     "Outcome",
     "Patch",
+    "Potion",
     "RandomLabels",
     "RandomMask",
     "Record",

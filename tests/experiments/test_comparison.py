@@ -33,8 +33,8 @@ EVERY = [method for method in names(["all", "released"]) if method != ("influenc
 WITHOUT_REMAIN = ("fisher-mask", "random-mask", "activation-mask", "mask-classifier", "gradient-ascent", ORIGINAL, REFERENCE)
 REFUSED = {
     "poisoned": {"tf-idf-mask"},
-    "mislabelled": {"tf-idf-mask", "mask-classifier"},
-    "subset": {"tf-idf-mask", "mask-classifier"},
+    "mislabelled": {"tf-idf-mask", "mask-classifier", "potion"},  # Potion does not reach its goal
+    "subset": {"tf-idf-mask", "mask-classifier", "potion"},
     "no remain data": {*METHODS} - {*WITHOUT_REMAIN},
 }
 TRAINERS = {ORIGINAL, "finetune", REFERENCE, "gradient-ascent", "neg-grad-plus", "random-labels", "salun", "bad-teacher", "scrub"}
@@ -60,6 +60,7 @@ def done(folder, scenario, methods, epochs=1, keep=False, **settings):
     return {(entry.cell.method["name"], entry.cell.method["reading"]): place.result(entry.cell) for entry in plan.entries}
 
 
+@pytest.mark.filterwarnings("ignore::expunge.errors.LostAccuracyWarning")  # of Potion, on a network that knows little
 @pytest.mark.parametrize("kind", SCENARIOS)
 def test_every_method_runs_where_it_is_meant_to_and_says_no_elsewhere(kind, tmp_path):
     results = done(tmp_path, SCENARIOS[kind], EVERY)
@@ -132,8 +133,9 @@ def test_the_reference_has_all_remain_data_however_few_the_others_have():
 
 
 def ssd_threshold(scenario):
-    plan = comparison.comparison("compare", scenario, names(["ssd"]), 1, 1)
-    return plan.entries[1].cell.method["threshold"]
+    plan = comparison.comparison("compare", scenario, names(["ssd", "lfssd"]), 1, 1)
+    (threshold,) = {entry.cell.method["threshold"] for entry in plan.entries[1:3]}  # the same for both
+    return threshold
 
 
 def test_ssd_has_a_threshold_that_can_be_reached():

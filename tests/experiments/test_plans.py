@@ -147,6 +147,7 @@ def test_a_recipe_without_a_rate_for_fine_tuning_does_not_mention_it():
 def test_ssd_is_held_against_the_remain_data():
     """Its own threshold of 10 is above what F_f/F can be where a tenth is forgotten."""
     found = {name: {entry.cell.method["threshold"] for entry in ALL[name] if "threshold" in entry.cell.method} for name in ALL}
+    assert {entry.cell.method["name"] for entry in ALL["table1"] if "threshold" in entry.cell.method} == {"ssd", "lfssd"}
     assert found["table1"] == {5.26, 9.17}  # 10 and 100 classes
     assert found["table3"] == {10.0} and found["table4"] == {5.26, 2.7, 1.82}
 

@@ -10,6 +10,8 @@ from torch.utils.data import Subset, TensorDataset
 
 from expunge.curvature.solvers import ConjugateGradients, LiSSA
 from expunge.methods import (
+    ASSD,
+    LFSSD,
     SCRUB,
     SSD,
     ActivationMask,
@@ -23,6 +25,7 @@ from expunge.methods import (
     MaskClassifier,
     NegGradPlus,
     NewtonNoise,
+    Potion,
     RandomLabels,
     RandomMask,
     ResetAndDistil,
@@ -49,6 +52,9 @@ CASES = {
     "newton-noise": lambda tuning=None: NewtonNoise(solver=SHORT, tuning=tuning),
     "influence": lambda tuning=None: Influence(solver=SHORT, tuning=tuning),
     "ssd": lambda tuning=None: SSD(threshold=1.0, tuning=tuning),
+    "assd": lambda tuning=None: ASSD(tuning),
+    "lfssd": lambda tuning=None: LFSSD(threshold=1.0, tuning=tuning),
+    "potion": lambda tuning=None: Potion(goal=0.9, tuning=tuning),
     "gradient-ascent": lambda tuning=QUICK: GradientAscent(tuning),
     "neg-grad-plus": lambda tuning=QUICK: NegGradPlus(0.9, tuning),
     "random-labels": lambda tuning=QUICK: RandomLabels(tuning=tuning),

@@ -16,7 +16,7 @@ from tests.methods.cases import CASES
 
 LABELS = torch.arange(48) % 3
 WORDS = torch.randint(6, (48, 4), generator=torch.Generator().manual_seed(1))
-NEED_LABELS = {"tf-idf-mask", "mask-classifier", "random-labels", "salun"}
+NEED_LABELS = {"tf-idf-mask", "mask-classifier", "random-labels", "salun", "potion"}
 NEED_SOFTMAX = {"bad-teacher", "scrub", "fisher-noise", "newton-noise"}  # the last two by their kind, "expected"
 
 
@@ -76,7 +76,7 @@ REGRESSION = torch.stack([LABELS, LABELS - 1, LABELS * 0.5], 1)
 # name: (objective, targets, model, the methods that are refused)
 OBJECTIVES = {
     "focal loss": (FOCAL, LABELS, cases.model, set()),
-    "focal loss, not said": (Objective(losses=focal), LABELS, cases.model, NEED_SOFTMAX | {"random-labels", "salun"}),
+    "focal loss, not said": (Objective(losses=focal), LABELS, cases.model, NEED_SOFTMAX | {"random-labels", "salun", "potion"}),
     "one against all": (Objective(losses=one_against_all, classes=True), LABELS, cases.model, set()),
     "soft labels": (Objective(losses=soft_cross_entropy, classes=True), SOFT, cases.model, NEED_LABELS),
     "many labels": (Objective(losses=binary, classes=False), MANY.float(), cases.model, NEED_LABELS | NEED_SOFTMAX),

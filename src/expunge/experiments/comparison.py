@@ -12,7 +12,7 @@ from expunge.errors import InputError
 from expunge.experiments.cells import CHOSEN, REFERENCE
 from expunge.experiments.construction import parts, scenario_of
 from expunge.experiments.paper import ORIGINAL
-from expunge.experiments.planned_cells import Entry, cells
+from expunge.experiments.planned_cells import DAMPENING, Entry, cells
 from expunge.experiments.plans import Experiment
 from expunge.experiments.profiles import SMOKE, Profile, Settings
 from expunge.methods import METHODS
@@ -113,7 +113,8 @@ def comparison(
             raise InputError(argument, "must be at least 1", value)
     profile = replace(SMOKE, name=name, seeds=(seed,), training={"epochs": epochs}, tuning_epochs=tuning_epochs)
     drawn = _scenario(scenario, profile, seed)
-    profile = replace(profile, settings={**profile.settings, "ssd": {"threshold": round(_ssd_threshold(drawn), 2)}})
+    dampening = {"threshold": round(_threshold(drawn), 2)}
+    profile = replace(profile, settings={**profile.settings, **dict.fromkeys(DAMPENING, dampening)})
     listed = [(ORIGINAL, "text"), *(method for method in methods if method[0] != REFERENCE), (REFERENCE, "text")]
 
     def entries(profile: Profile) -> Sequence[Entry]:
@@ -139,7 +140,7 @@ def _scenario(settings: Settings, profile: Profile, seed: int) -> Scenario:
         raise InputError("remain_fraction", rule, settings["remain_fraction"]) from error
 
 
-def _ssd_threshold(scenario: Scenario, against_remain: float = 10.0) -> float:
-    """SSD's α for a threshold on the ratio to the remain data, so always below its ceiling n/n_f: see docs/dampening.md."""
+def _threshold(scenario: Scenario, against_remain: float = 10.0) -> float:
+    """SSD's and LFSSD's α for a threshold on the ratio to the remain data, so always below its ceiling n/n_f: see docs/dampening.md."""
     remain = 0 if scenario.remain is None else len(scenario.remain)
     return against_remain * (len(scenario.forget) + remain) / (remain + against_remain * len(scenario.forget))

@@ -24,6 +24,9 @@ OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere 
     "newton-noise",
     "influence",
     "ssd",
+    "assd",
+    "lfssd",
+    "potion",
     "gradient-ascent",
     "neg-grad-plus",
     "random-labels",
@@ -32,6 +35,7 @@ OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere 
     "scrub",
     "reset-and-distil",
 )
+DAMPENING = ("ssd", "lfssd")  # whose threshold has a ceiling
 REVISIONS = {  # of rules that were corrected, by method and reading: a cell without it is one of the rule before
     ("tf-idf-mask", "text"): 2,  # term frequency over channels, not over classes
     ("tf-idf-mask", "released"): 2,
@@ -97,10 +101,10 @@ def _revision(name: str, reading: str) -> int | str | None:
     return getattr(method_class(name), "revision", None) if is_path(name) else REVISIONS.get((name, reading))
 
 
-def _ssd_threshold(dataset: str, scenario: Settings) -> float:
-    """A ratio of 10 to the remain data alone: SSD's is to all data, where 1/f is the most, f the share to forget (docs/dampening.md).
+def _threshold(dataset: str, scenario: Settings) -> float:
+    """A ratio of 10 to the remain data alone: those thresholds are to all data, where 1/f is the most, f the share to forget.
 
-    F_f/F = ρ / (1 − f + ρ·f) at ρ = F_f/F_r.
+    F_f/F = ρ / (1 − f + ρ·f) at ρ = F_f/F_r (docs/dampening.md).
     """
     shares = {"category": 1 / CLASSES.get(dataset, 10), "mislabelled": scenario.get("fraction", 0.0)}
     share = shares.get(scenario["kind"], 0.0)
@@ -120,8 +124,8 @@ def cells(
         method["ratio"] = recipe.mask_ratio if ratio is None else ratio
     if reading == "text":
         method |= {setting: value for setting, value in profile.settings.get(name, {}).items() if setting != "tuning"}
-        if name == "ssd":
-            method.setdefault("threshold", _ssd_threshold(dataset, scenario))
+        if name in DAMPENING:
+            method.setdefault("threshold", _threshold(dataset, scenario))
     tuning = _tuning(profile, name, reading)
     if scenario.get("remain_count") == 0 and tuning is not None and tuning["schedule"] == "replayed" and name != "finetune":
         tuning = None  # Finetune is nothing else, and says so itself

@@ -49,6 +49,7 @@ def _steady(rate: float, **other: Any) -> dict[str, Any]:
 ON_DIGITS: Mapping[str, Settings] = {
     "newton-noise": {"tuning": {"schedule": "replayed"}},  # as FisherNoise: the noise alone breaks so small a network
     "influence": {"gradient": "sum", "strength": 30},
+    "potion": {"goal": 0.0},
     "gradient-ascent": {"tuning": _steady(3e-3)},
     "neg-grad-plus": {"remain_weight": 0.9, "tuning": _steady(0.03, momentum=0.0)},
     "random-labels": {"tuning": _steady(1e-3, optimizer="adam")},

@@ -1,6 +1,7 @@
 """Compute the exact diagonal of the Fisher information of any module, and add up its sums."""
 
+from expunge.fisher.absolute_values import absolute
 from expunge.fisher.engine import KINDS, diagonal
 from expunge.fisher.sums import FisherSums
 
-__all__ = ["KINDS", "FisherSums", "diagonal"]
+__all__ = ["KINDS", "FisherSums", "absolute", "diagonal"]

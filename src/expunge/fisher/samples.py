@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
 
@@ -17,6 +17,7 @@ from expunge.fisher.closed_forms.scratch import chunks, wide
 from expunge.runtime.nested import map_tensors
 
 Squares = dict[str, Tensor]
+Size = Callable[[Tensor], Tensor]  # of a sample's gradient, entry by entry: its square, or its absolute value
 
 
 def fresh(batch: Batch) -> Batch:
@@ -24,19 +25,28 @@ def fresh(batch: Batch) -> Batch:
     return map_tensors(batch, lambda tensor: tensor.detach().clone())
 
 
-def looped(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Sequence[Tensor], objective: Objective) -> Squares:
+def looped(
+    model: nn.Module,
+    names: Sequence[str],
+    batch: Batch,
+    cotangents: Sequence[Tensor],
+    objective: Objective,
+    size: Size = torch.square,
+) -> Squares:
     """One sample after the other, with plain autograd: slow and obvious. Works for whatever can be differentiated at all."""
     parameters = {name: value for name, value in model.named_parameters() if name in set(names)}
     totals = {name: wide(torch.zeros_like(parameters[name])) for name in names}
     for index in range(batch_size(batch)):
         with torch.enable_grad():
             logits = objective.logits(model, fresh(take(batch, slice(index, index + 1))))
-        add_single(totals, parameters, logits, [cotangent[index : index + 1] for cotangent in cotangents])
+        add_single(totals, parameters, logits, [cotangent[index : index + 1] for cotangent in cotangents], size)
     return totals
 
 
-def add_single(totals: Squares, parameters: Mapping[str, nn.Parameter], logits: Tensor, cotangents: Sequence[Tensor]) -> None:
-    """totals += (∂⟨logits, cotangent⟩)² of a single sample, for each of its cotangents."""
+def add_single(
+    totals: Squares, parameters: Mapping[str, nn.Parameter], logits: Tensor, cotangents: Sequence[Tensor], size: Size = torch.square
+) -> None:
+    """totals += (∂⟨logits, cotangent⟩)² of a single sample, or another size of it, for each of its cotangents."""
     if not logits.requires_grad:
         return
     for number, cotangent in enumerate(cotangents):
@@ -44,10 +54,17 @@ def add_single(totals: Squares, parameters: Mapping[str, nn.Parameter], logits: 
         gradients = torch.autograd.grad(logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=more, allow_unused=True)
         for name, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
-                totals[name].add_(wide(gradient.detach()).square())
+                totals[name].add_(size(wide(gradient.detach())))
 
 
-def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Sequence[Tensor], objective: Objective) -> Squares:
+def batched(
+    model: nn.Module,
+    names: Sequence[str],
+    batch: Batch,
+    cotangents: Sequence[Tensor],
+    objective: Objective,
+    size: Size = torch.square,
+) -> Squares:
     """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products."""
     parameters = dict(model.named_parameters())
     chosen = {name: parameters[name].detach() for name in names}
@@ -66,12 +83,12 @@ def batched(model: nn.Module, names: Sequence[str], batch: Batch, cotangents: Se
 
         logits, pull = vjp(outputs, chosen)[:2]
         (gradients,) = vmap(pull)(rows.to(logits.dtype))
-        return {name: wide(gradient).square().sum(0) for name, gradient in gradients.items()}
+        return {name: size(wide(gradient)).sum(0) for name, gradient in gradients.items()}
 
     totals = {name: wide(torch.zeros_like(value)) for name, value in chosen.items()}
-    size = len(cotangents) * sum(value.numel() for value in chosen.values())
+    entries = len(cotangents) * sum(value.numel() for value in chosen.values())
     widest = max((value for value in chosen.values()), key=lambda value: value.element_size())
-    for rows in chunks(batch_size(batch), max(1, size // 16), widest):  # vmap gains from many samples: a wider budget
+    for rows in chunks(batch_size(batch), max(1, entries // 16), widest):  # vmap gains from many samples: a wider budget
         cut = slice(rows.start, rows.stop)
         with torch.no_grad():  # for the parameters that are not chosen
             per_sample = vmap(one)(fresh(take(batch, cut)), stacked[cut])

@@ -1,13 +1,16 @@
 """Collect the methods: frozen dataclasses whose fields are their settings."""
 
 from expunge.methods.activation import ActivationMask, TfIdfMask
+from expunge.methods.adaptive_dampening import ASSD
 from expunge.methods.context import Method, Run
 from expunge.methods.dampening import SSD
 from expunge.methods.distillation import SCRUB, BadTeacher
 from expunge.methods.influence import Influence
+from expunge.methods.label_free_dampening import LFSSD
 from expunge.methods.masking import FisherMask, MaskClassifier, RandomMask
 from expunge.methods.noise import FisherNoise, NewtonNoise
 from expunge.methods.opposing import GradientAscent, NegGradPlus
+from expunge.methods.poison_dampening import Potion
 from expunge.methods.relabelling import RandomLabels
 from expunge.methods.resetting import ByFisher, ResetAndDistil
 from expunge.methods.saliency import SalUn
@@ -23,6 +26,9 @@ METHODS = {
     "newton-noise": NewtonNoise,
     "influence": Influence,
     "ssd": SSD,
+    "assd": ASSD,
+    "lfssd": LFSSD,
+    "potion": Potion,
     "gradient-ascent": GradientAscent,
     "neg-grad-plus": NegGradPlus,
     "random-labels": RandomLabels,
@@ -35,6 +41,8 @@ METHODS = {
 }
 
 __all__ = [
+    "ASSD",
+    "LFSSD",
     "METHODS",
     "SCRUB",
     "SSD",
@@ -50,6 +58,7 @@ __all__ = [
     "Method",
     "NegGradPlus",
     "NewtonNoise",
+    "Potion",
     "RandomLabels",
     "RandomMask",
     "ResetAndDistil",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +16,7 @@ from expunge.data.batches import Batches, Data, as_batches, read_batches, row_re
 from expunge.data.classes import no_labels
 from expunge.data.objective import Batch, Objective
 from expunge.editing.patches import Patch
+from expunge.errors import NoEffectWarning
 from expunge.fisher import FisherSums
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model.checks import screened
@@ -22,6 +25,7 @@ from expunge.training.tuning import Tuning
 from expunge.validate import check_choice, check_number, make_plain
 
 RELEASED_BATCH_SIZE = 64
+Importance = Mapping[str, Tensor]  # a mean over samples, by parameter
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,26 @@ class SSD:
 
         forget_sums = measure(forget, "forget")
         forgotten, everything = forget_sums.mean(), (forget_sums + measure(remain, "remain")).mean()
-        values = {}
-        for name, importance in forgotten.items():
-            shrunk = (self.dampening * everything[name] / importance).clamp(max=1)
-            weight = model.get_parameter(name).detach().double()
-            values[name] = torch.where(importance > self.threshold * everything[name], shrunk, 1.0) * weight
-        patch = run.edit(model, values)
+        patch = run.edit(model, dampened(model, forgotten, everything, self.threshold, self.dampening))
         run.train(model, remain, self.tuning)
         return patch
+
+
+def dampened(model: nn.Module, forgotten: Importance, everything: Importance, threshold: float, dampening: float) -> dict[str, Tensor]:
+    """New values of the weights: min(λ·F̄_D / F̄_f, 1)·w where F̄_f > α·F̄_D, and w elsewhere, so also where both are 0."""
+    values = {}
+    for name, importance in forgotten.items():
+        shrunk = (dampening * everything[name] / importance).clamp(max=1)
+        weight = model.get_parameter(name).detach().double()
+        values[name] = torch.where(importance > threshold * everything[name], shrunk, 1.0) * weight
+    return values
+
+
+def warn_if_unchanged(patch: Patch) -> None:
+    """Warn if no weight was dampened: what is returned then is the model as it was."""
+    if not len(patch):
+        rule = "no weight matters so much more to the forget data than to all data"
+        warnings.warn(f"nothing was dampened: {rule}", NoEffectWarning, stacklevel=3)
 
 
 def batch_importance(model: nn.Module, batches: Batches, objective: Objective) -> FisherSums:

@@ -7,7 +7,7 @@ what that cannot do, one sample after the other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -69,6 +69,18 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
         return _survey(model, parameters, probe, objective)
 
 
+@tf32.switched_off()
+def survey_without_closed_forms(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan:
+    """A plan by torch.func, or one sample at a time: closed forms are of squares, and other sizes of a gradient have none here."""
+    probe = take(batch, slice(0, PROBE))
+    with torch.no_grad():
+        together = objective.logits(model, fresh(probe))
+    cotangent = _random_like(together)
+    reference, _ = _defined(model, parameters, probe, together, cotangent, objective)
+    batched_names, looped_names = _without_closed_forms(model, list(parameters), probe, cotangent, reference, objective)
+    return Plan(batched=batched_names, looped=looped_names)
+
+
 class _Doubt(Exception):
     """A closed form failed its check."""
 
@@ -94,14 +106,20 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     plan.idle = [name for name in parameters if not (more.uses[name] or fewer.uses[name] or bool(reference[name].any()))]
     rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
     if rest:
-        try:
-            squares = batched(model, rest, probe, [cotangent], objective)
-        except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
-            squares = {}
-        alike = _agreeing(squares, {name: reference[name] for name in squares})
-        plan.batched = [name for name in rest if name in alike]
-        plan.looped = [name for name in rest if name not in alike]
+        plan.batched, plan.looped = _without_closed_forms(model, rest, probe, cotangent, reference, objective)
     return plan
+
+
+def _without_closed_forms(
+    model: nn.Module, names: Sequence[str], probe: Batch, cotangent: Tensor, reference: Squares, objective: Objective
+) -> tuple[list[str], list[str]]:
+    """Which of these parameters torch.func gives the reference for, on the probe; the others go one sample at a time."""
+    try:
+        squares = batched(model, names, probe, [cotangent], objective)
+    except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
+        squares = {}
+    alike = _agreeing(squares, {name: reference[name] for name in squares})
+    return [name for name in names if name in alike], [name for name in names if name not in alike]
 
 
 def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> tuple[Tensor, Interception]:

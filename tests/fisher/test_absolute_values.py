@@ -1,0 +1,111 @@
+"""Sums of absolute gradients: equal to a loop over single samples, however the data are cut."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from expunge import fisher
+from expunge.data.objective import Objective
+from expunge.errors import ModelError
+from expunge.methods.label_free_dampening import norms, squared_norms
+from tests import reference
+from tests.methods import properties, small
+
+SIZES = {2: Objective(losses=squared_norms, classes=False), 1: Objective(losses=norms, classes=False)}
+
+
+class Branching(nn.Module):
+    """What vmap cannot follow: a branch by the data. One weight is used twice, another never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.head, self.unused = nn.Linear(64, 64), nn.Linear(64, 4), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        x = self.shared(x.flatten(1))
+        return self.head(self.shared(x) if float(x.detach().sum()) > 0 else x)
+
+
+def branching() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(4)
+        return Branching().double()
+
+
+NETWORKS = {**{name: lambda name=name: small.network(name) for name in small.NETWORKS}, "a branch by the data": branching}
+
+
+@pytest.mark.parametrize("power", SIZES)
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("size", [1, 5])
+def test_absolute_gradients_of_single_samples(name, power, size):
+    # Single samples where a batch decides the branch for all of its samples.
+    model, data = NETWORKS[name](), small.remain()
+    size = 1 if name == "a branch by the data" else size
+    with properties.assert_untouched(model):
+        sums = fisher.absolute(model, list(zip(*(tensor.split(size) for tensor in data.tensors), strict=True)), SIZES[power])
+    assert (sums.count, sums.kind) == (len(data), "absolute")
+    expected = reference.absolute_gradients(model, data.tensors[0], power)
+    assert sums.sums.keys() == expected.keys() and any(bool(total.any()) for total in expected.values())
+    for parameter, total in sums.sums.items():
+        torch.testing.assert_close(total, expected[parameter], rtol=1e-9, atol=1e-12, msg=parameter)
+
+
+def test_it_is_not_the_absolute_value_of_a_sum():
+    model, (images, _) = small.network("no BatchNorm"), small.remain().tensors
+    whole = torch.autograd.grad(model(images).square().sum(), model[0].weight)[0].abs()
+    assert (fisher.absolute(model, small.remain(), SIZES[2]).sums["0.weight"] > 1.01 * whole).any()
+
+
+class Looping(nn.Module):
+    """`.item()` raises under vmap, and depends on nothing else: batches may be of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small.network("no BatchNorm")
+
+    def forward(self, x):
+        assert x.detach().sum().item() < 1e9
+        return self.inner(x)
+
+
+def test_what_torch_func_cannot_do_goes_one_sample_at_a_time():
+    found, expected = (fisher.absolute(model, small.remain(), SIZES[1]).sums for model in (Looping(), small.network("no BatchNorm")))
+    for name, total in expected.items():
+        torch.testing.assert_close(found[f"inner.{name}"], total, rtol=1e-9, atol=1e-12)
+
+
+def test_the_norm_has_no_slope_at_zero():
+    model = nn.Linear(3, 2).double()
+    nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
+    sums = fisher.absolute(model, TensorDataset(torch.randn(5, 3).double(), torch.zeros(5)), SIZES[1])
+    assert not any(bool(total.any()) for total in sums.sums.values())
+
+
+def test_frozen_parameters_take_no_part_and_some_must_be_left():
+    model = small.network("no BatchNorm")
+    model[0].requires_grad_(False)
+    assert {*fisher.absolute(model, small.forget(), SIZES[1]).sums} == {"3.weight", "3.bias"}
+    with pytest.raises(ModelError, match="no parameter that requires a gradient"):
+        fisher.absolute(model.requires_grad_(False), small.forget(), SIZES[1])
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small.network("no BatchNorm")
+
+    def forward(self, x):
+        return self.inner(x - x.mean(0))
+
+
+def test_samples_that_depend_on_each_other_are_refused():
+    with pytest.raises(ModelError, match="changes with the rest of its batch"):
+        fisher.absolute(Centred(), small.remain(), SIZES[1])
+
+
+def test_gradients_that_are_not_finite_are_refused():
+    data = TensorDataset(torch.full((4, 3), 1e30), torch.zeros(4))  # outputs that float32 holds, and gradients that it does not
+    with pytest.raises(ModelError, match="the gradients of weight must be finite"):
+        fisher.absolute(nn.Linear(3, 2), data, SIZES[2])
