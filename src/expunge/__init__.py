@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from expunge.fisher import FisherSums
     from expunge.methods import (
         METHODS,
+        MSG,
         SCRUB,
         SSD,
         ActivationMask,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         FisherNoise,
         GradientAscent,
         Influence,
+        LoTUS,
         MaskClassifier,
         NegGradPlus,
         NewtonNoise,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         ResetAndDistil,
         Retrain,
         SalUn,
+        SFRon,
         TfIdfMask,
     )
     from expunge.model import activations, channels, heads
@@ -83,6 +86,7 @@ _NAMES = {
     "fisher": ("FisherSums",),
     "methods": (
         "METHODS",
+        "MSG",
         "SCRUB",
         "SSD",
         "ActivationMask",
@@ -93,6 +97,7 @@ _NAMES = {
         "FisherNoise",
         "GradientAscent",
         "Influence",
+        "LoTUS",
         "MaskClassifier",
         "NegGradPlus",
         "NewtonNoise",
@@ -100,6 +105,7 @@ _NAMES = {
         "RandomMask",
         "ResetAndDistil",
         "Retrain",
+        "SFRon",
         "SalUn",
         "TfIdfMask",
     ),
@@ -113,6 +119,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = [
     "METHODS",
+    "MSG",
     "SCRUB",
     "SSD",
     "ActivationMask",
@@ -130,6 +137,7 @@ __all__ = [
     "GradientAscent",
     "Influence",
     "InputError",
+    "LoTUS",
     "LostAccuracyWarning",
     "MaskClassifier",
     "MismatchError",
@@ -146,6 +154,7 @@ __all__ = [
     "Record",
     "ResetAndDistil",
     "Retrain",
+    "SFRon",
     "SalUn",
     "Steps",
     "TfIdfMask",

@@ -10,6 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from expunge.curvature.solvers import ConjugateGradients, LiSSA
 from expunge.methods import (
+    MSG,
     SCRUB,
     SSD,
     ActivationMask,
@@ -20,6 +21,7 @@ from expunge.methods import (
     FisherNoise,
     GradientAscent,
     Influence,
+    LoTUS,
     MaskClassifier,
     NegGradPlus,
     NewtonNoise,
@@ -28,6 +30,7 @@ from expunge.methods import (
     ResetAndDistil,
     Retrain,
     SalUn,
+    SFRon,
     TfIdfMask,
 )
 from expunge.methods.lookup import default_tuning, method_class
@@ -54,6 +57,9 @@ CASES = {
     "salun": lambda tuning=QUICK: SalUn(tuning=tuning),
     "bad-teacher": lambda tuning=QUICK: BadTeacher(tuning=tuning),
     "scrub": lambda tuning=QUICK: SCRUB(max_epochs=1, tuning=tuning),
+    "msg": lambda tuning=QUICK: MSG(tuning=tuning),
+    "sfron": lambda tuning=QUICK: SFRon(remain_steps=2, tuning=tuning),
+    "lotus": lambda tuning=QUICK: LoTUS(tuning=tuning),
     "finetune": lambda tuning=QUICK: Finetune(tuning),
     "retrain": lambda tuning=QUICK: Retrain(tuning),
 }
@@ -68,6 +74,7 @@ READINGS = {  # those that have a constructor of their own
     "influence-released": lambda tuning=None: replace(Influence.as_released(tuning=tuning), solver=LiSSA(scale=1000, passes=1)),
     "ssd-released": lambda tuning=None: SSD.as_released(threshold=1.0, tuning=tuning),
     "salun-released": lambda tuning=QUICK: SalUn.as_released(tuning=tuning),
+    "sfron-released": lambda tuning=QUICK: SFRon.as_released(tuning=tuning),
 }
 
 UNLISTED = {  # not in METHODS yet, which would give them a row in every table

@@ -31,6 +31,9 @@ OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere 
     "salun",
     "bad-teacher",
     "scrub",
+    "msg",
+    "sfron",
+    "lotus",
 )
 REVISIONS = {  # of rules that were corrected, by method and reading: a cell without it is one of the rule before
     ("tf-idf-mask", "text"): 2,  # term frequency over channels, not over classes

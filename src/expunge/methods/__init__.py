@@ -1,6 +1,7 @@
 """Collect the methods: frozen dataclasses whose fields are their settings."""
 
 from expunge.methods.activation import ActivationMask, TfIdfMask
+from expunge.methods.alternating import SFRon
 from expunge.methods.context import Method, Run
 from expunge.methods.dampening import SSD
 from expunge.methods.distillation import SCRUB, BadTeacher
@@ -9,8 +10,10 @@ from expunge.methods.masking import FisherMask, MaskClassifier, RandomMask
 from expunge.methods.noise import FisherNoise, NewtonNoise
 from expunge.methods.opposing import GradientAscent, NegGradPlus
 from expunge.methods.relabelling import RandomLabels
+from expunge.methods.renewing import MSG
 from expunge.methods.resetting import ByFisher, ResetAndDistil
 from expunge.methods.saliency import SalUn
+from expunge.methods.tempering import LoTUS
 from expunge.methods.training import Finetune, Retrain
 
 METHODS = {
@@ -29,12 +32,16 @@ METHODS = {
     "salun": SalUn,
     "bad-teacher": BadTeacher,
     "scrub": SCRUB,
+    "msg": MSG,
+    "sfron": SFRon,
+    "lotus": LoTUS,
     "finetune": Finetune,
     "retrain": Retrain,
 }
 
 __all__ = [
     "METHODS",
+    "MSG",
     "SCRUB",
     "SSD",
     "ActivationMask",
@@ -45,6 +52,7 @@ __all__ = [
     "FisherNoise",
     "GradientAscent",
     "Influence",
+    "LoTUS",
     "MaskClassifier",
     "Method",
     "NegGradPlus",
@@ -54,6 +62,7 @@ __all__ = [
     "ResetAndDistil",
     "Retrain",
     "Run",
+    "SFRon",
     "SalUn",
     "TfIdfMask",
 ]
