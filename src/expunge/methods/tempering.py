@@ -36,7 +36,7 @@ class LoTUS:
     minimise mean_i Σ_k −t_ik·log s_ik over forget and remain data in one stream, s the student's probabilities, t drawn from the original's
     logits z: t = gumbel_softmax(z, τ) for forget samples, for remain samples its limit τ → 0, one class drawn from softmax(z).
     τ = exp(α·(A_f − A_u)) before every epoch, A_f the student's accuracy on the forget data, A_u the original's on unseen data. It stops,
-    at the latest with `tuning`, once A_f is 0.01 or more below A_u. `gain` is α. Spartalis et al. 2025, arXiv:2503.18314.
+    at the latest with `tuning`, once A_f is 0.01 or more below A_u, or 0. `gain` is α. Spartalis et al. 2025, arXiv:2503.18314.
 
     `unseen_accuracy` is A_u, measured by you on held-out data: `expunge.metrics.accuracy(model, validation)`. None: what can be known
     without such data. Where no label of the forget data remains, a network that never saw the class answers 0 of it right: A_u = 0. Else
@@ -46,7 +46,7 @@ class LoTUS:
 
     Defaults: α = 2, 10 epochs of Adam at 1e-4, batches of 128: ResNet18 in their program, which has α = 8 for CIFAR-10 and 32 for a class.
     Departures: they train on 30 % of the remain data; here on all that is passed. Their Adam has decoupled decay of 5e-4, of no effect at
-    that rate. Their program rounds accuracies to 0.01.
+    that rate. Their program rounds accuracies to 0.01. It goes on where A_f = A_u = 0, at τ = 1, and so teaches a forgotten class again.
     """
 
     gain: float = 2.0
@@ -67,7 +67,9 @@ class LoTUS:
         heat = _Heat(self.gain)
 
         def reached() -> bool:
-            return heat.follow(_answered(model, forget, "forget", run)[0] - target)
+            accuracy, _ = _answered(model, forget, "forget", run)
+            heat.gap = accuracy - target
+            return accuracy == 0 or heat.gap <= -MARGIN
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             samples, forgotten = batch
@@ -81,8 +83,8 @@ class LoTUS:
             return tagged(batches, lambda batch: torch.full((batch_size(batch),), mark))
 
         if reached():
-            rule = f"the accuracy on the forget data is {-heat.gap:.3g} below the {target:.3g} of unseen data already; give unseen_accuracy"
-            warnings.warn(f"LoTUS changed nothing: {rule}", NoEffectWarning, stacklevel=2)
+            found = f"the accuracy on the forget data is {heat.gap + target:.3g} already, and it stops below {target:.3g}"
+            warnings.warn(f"LoTUS changed nothing: {found}; if that is wrong, give unseen_accuracy", NoEffectWarning, stacklevel=2)
             return run.begin()
         phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss, itemgetter(0))
         run.train_phases(model, lambda epoch: [phase], self.tuning, ended=reached)
@@ -100,11 +102,6 @@ class _Heat:
 
     gain: float
     gap: float = 0.0
-
-    def follow(self, gap: float) -> bool:
-        """Take over the gap; return whether the target was reached."""
-        self.gap = gap
-        return gap <= -MARGIN
 
     @property
     def temperature(self) -> float:
