@@ -42,7 +42,8 @@ class SFRon:
     The remain steps lead the fast forget step back to where the remain loss is low, which stands in for a product with the inverse of its
     Hessian. `threshold` is γ, `forget_weight` α, `smoothing` λ, `max_norm` the largest norm of an ascent's gradient. An epoch is one of
     the remain data; forget batches are cycled. All steps share the optimizer, so in a forget step other weights move by momentum and
-    decay. Huang et al. 2024, arXiv:2409.19732.
+    decay. A loss of exactly 0, of a sample learnt by heart, takes all the weight and has no gradient: λ = 0 counts all samples alike.
+    Huang et al. 2024, arXiv:2409.19732.
 
     Defaults: γ = 1, α = 25, λ = 0.5, norm 7, 5 remain steps, rate 0.01 falling to 0, decay 5e-4: their program for 10 % of CIFAR-10. It
     makes 1,500 remain steps of 128 samples there, about 4 epochs.

@@ -36,7 +36,7 @@ class LoTUS:
     minimise mean_i Σ_k −t_ik·log s_ik over forget and remain data in one stream, s the student's probabilities, t drawn from the original's
     logits z: t = gumbel_softmax(z, τ) for forget samples, for remain samples its limit τ → 0, one class drawn from softmax(z).
     τ = exp(α·(A_f − A_u)) before every epoch, A_f the student's accuracy on the forget data, A_u the original's on unseen data. It stops,
-    at the latest with `tuning`, once A_f is 0.01 or more below A_u, or 0. `gain` is α. Spartalis et al. 2025, arXiv:2503.18314.
+    at the latest with `tuning`, once A_f ≤ max(A_u − 0.01, 0). `gain` is α. Spartalis et al. 2025, arXiv:2503.18314.
 
     `unseen_accuracy` is A_u, measured by you on held-out data: `expunge.metrics.accuracy(model, validation)`. None: what can be known
     without such data. Where no label of the forget data remains, a network that never saw the class answers 0 of it right: A_u = 0. Else
@@ -66,10 +66,10 @@ class LoTUS:
         teacher, target = copied(model).eval().requires_grad_(False), self._target(model, forget, remain, run)
         heat = _Heat(self.gain)
 
-        def reached() -> bool:
+        def measure() -> float:
             accuracy, _ = _answered(model, forget, "forget", run)
             heat.gap = accuracy - target
-            return accuracy == 0 or heat.gap <= -MARGIN
+            return accuracy
 
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             samples, forgotten = batch
@@ -82,12 +82,12 @@ class LoTUS:
             batches = as_batches(data, argument, self.tuning.batch_size)
             return tagged(batches, lambda batch: torch.full((batch_size(batch),), mark))
 
-        if reached():
-            found = f"the accuracy on the forget data is {heat.gap + target:.3g} already, and it stops below {target:.3g}"
+        if (accuracy := measure()) <= target - MARGIN:
+            found = f"the accuracy on the forget data is {accuracy:.3g} already, and it stops below {target:.3g}"
             warnings.warn(f"LoTUS changed nothing: {found}; if that is wrong, give unseen_accuracy", NoEffectWarning, stacklevel=2)
             return run.begin()
         phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss, itemgetter(0))
-        run.train_phases(model, lambda epoch: [phase], self.tuning, ended=reached)
+        run.train_phases(model, lambda epoch: [phase], self.tuning, ended=lambda: measure() <= max(target - MARGIN, 0))
 
     def _target(self, model: nn.Module, forget: Data, remain: Data, run: Run) -> float:
         if self.unseen_accuracy is not None:
