@@ -1,6 +1,6 @@
 """The settings that methods have on the digits (experiments/profiles.py): every value of a small grid, scored on validation data.
 
-    PYTHONPATH=src python benchmarks/settings_on_digits.py      about 5 minutes on one core
+    PYTHONPATH=src python benchmarks/settings_on_digits.py      about 8 minutes on one core
 
 Two networks (seeds 1 and 2, of the split of seed 0), the digits 0 and 5 removed; the unlearn score at the best epoch, in percent. No test
 image is looked at, and the networks and the digit of docs/comparing.md are not among these.
@@ -17,7 +17,21 @@ import torch
 from torch.optim import Adam
 
 from expunge import metrics
-from expunge.methods import LFSSD, SCRUB, BadTeacher, GradientAscent, Influence, Method, NegGradPlus, Potion, RandomLabels, SalUn
+from expunge.methods import (
+    LFSSD,
+    MSG,
+    SCRUB,
+    BadTeacher,
+    GradientAscent,
+    Influence,
+    LoTUS,
+    Method,
+    NegGradPlus,
+    Potion,
+    RandomLabels,
+    SalUn,
+    SFRon,
+)
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
@@ -42,6 +56,15 @@ GRIDS: dict[str, tuple[tuple[Any, ...], Callable[[Any, int], Method]]] = {
     "salun, rate": ((0.005, 0.013, 0.03), lambda rate, seed: SalUn(tuning=steady(rate, seed))),
     "bad-teacher, rate": ((1e-4, 3e-4, 1e-3), lambda rate, seed: BadTeacher(tuning=steady(rate, seed, optimizer=Adam))),
     "scrub, rate": ((0.002, 0.005, 0.01), lambda rate, seed: SCRUB(forget_batch_size=32, tuning=steady(rate, seed))),
+    "msg, ratio and rate": (
+        tuple(itertools.product((0.3, 0.5, 0.7), (0.1, 0.2))),
+        lambda both, seed: MSG(both[0], seed=seed, tuning=steady(both[1], seed)),
+    ),
+    "sfron, rate": ((1e-3, 3e-3, 0.01), lambda rate, seed: SFRon(tuning=steady(rate, seed))),
+    "lotus, α and rate": (
+        tuple(itertools.product((2, 8, 32), (3e-4, 1e-3))),
+        lambda both, seed: LoTUS(both[0], tuning=steady(both[1], seed, optimizer=Adam)),
+    ),
     "influence, strength": ((10, 20, 30), lambda strength, seed: Influence("sum", strength=strength)),
     "lfssd, α": ((1.5, 2.0, 3.0, 5.26, 7.0), lambda threshold, seed: LFSSD(threshold)),
     "potion, ρ": ((0.0, 0.05, 0.1, 0.2, 0.3), lambda goal, seed: Potion(goal)),

@@ -164,7 +164,7 @@ def binary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.binary_cross_entropy_with_logits(logits, targets.float(), reduction="none").sum(1)
 
 
-@pytest.mark.parametrize("method", [expunge.BadTeacher(), expunge.SCRUB(), expunge.RandomLabels(), expunge.SalUn()])
+@pytest.mark.parametrize("method", [expunge.BadTeacher(), expunge.SCRUB(), expunge.LoTUS(), expunge.RandomLabels(), expunge.SalUn()])
 def test_methods_of_the_softmax_need_classes(method):
     one = nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.Linear(4, 1))
     data = TensorDataset(torch.randn(5, 1, 4, 4), torch.ones(5, 1, dtype=torch.int64))

@@ -12,6 +12,7 @@ from expunge.curvature.solvers import ConjugateGradients, LiSSA
 from expunge.methods import (
     ASSD,
     LFSSD,
+    MSG,
     SCRUB,
     SSD,
     ActivationMask,
@@ -22,6 +23,7 @@ from expunge.methods import (
     FisherNoise,
     GradientAscent,
     Influence,
+    LoTUS,
     MaskClassifier,
     NegGradPlus,
     NewtonNoise,
@@ -31,6 +33,7 @@ from expunge.methods import (
     ResetAndDistil,
     Retrain,
     SalUn,
+    SFRon,
     TfIdfMask,
 )
 from expunge.methods.lookup import default_tuning, method_class
@@ -62,6 +65,9 @@ CASES = {
     "bad-teacher": lambda tuning=QUICK: BadTeacher(tuning=tuning),
     "scrub": lambda tuning=QUICK: SCRUB(max_epochs=1, tuning=tuning),
     "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
+    "msg": lambda tuning=QUICK: MSG(tuning=tuning),
+    "sfron": lambda tuning=QUICK: SFRon(remain_steps=2, tuning=tuning),
+    "lotus": lambda tuning=QUICK: LoTUS(tuning=tuning),
     "finetune": lambda tuning=QUICK: Finetune(tuning),
     "retrain": lambda tuning=QUICK: Retrain(tuning),
 }
@@ -76,6 +82,7 @@ READINGS = {  # those that have a constructor of their own
     "influence-released": lambda tuning=None: replace(Influence.as_released(tuning=tuning), solver=LiSSA(scale=1000, passes=1)),
     "ssd-released": lambda tuning=None: SSD.as_released(threshold=1.0, tuning=tuning),
     "salun-released": lambda tuning=QUICK: SalUn.as_released(tuning=tuning),
+    "sfron-released": lambda tuning=QUICK: SFRon.as_released(tuning=tuning),
 }
 
 UNLISTED = {  # settings that take another path through their method

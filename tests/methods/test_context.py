@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from expunge.data.batches import as_batches
 from expunge.editing.patches import Patch
 from expunge.errors import InputError, NoEffectWarning
 from expunge.methods import Run
 from expunge.metrics import best_epoch
-from expunge.training.loop import train
+from expunge.training.loop import Phase, train
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 from expunge.unlearning import unlearn
@@ -169,3 +170,11 @@ def test_what_is_no_patch_is_not_taken_for_the_edit():
         unlearn(cases.model(), cases.forget(), method=lambda model, forget, remain, run: 5)
     with pytest.raises(InputError, match="values: must map names of parameters or buffers to tensors; found None"):
         Run().edit(cases.model(), None)
+
+
+def test_a_training_of_phases_can_end_early():
+    run, epochs = recorded()
+    phase = Phase(as_batches(cases.remain(), "remain", 16), "remain")
+    answers = iter([False, True])
+    run.train_phases(cases.model(), lambda epoch: [phase], Tuning(Constant(0.02, 5), batch_size=16), ended=lambda: next(answers))
+    assert epochs == [0, 1, 2]

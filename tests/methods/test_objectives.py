@@ -17,7 +17,7 @@ from tests.methods.cases import CASES
 LABELS = torch.arange(48) % 3
 WORDS = torch.randint(6, (48, 4), generator=torch.Generator().manual_seed(1))
 NEED_LABELS = {"tf-idf-mask", "mask-classifier", "random-labels", "salun", "potion"}
-NEED_SOFTMAX = {"bad-teacher", "scrub", "fisher-noise", "newton-noise"}  # the last two by their kind, "expected"
+NEED_SOFTMAX = {"bad-teacher", "scrub", "lotus", "fisher-noise", "newton-noise"}  # the last two by their kind, "expected"
 
 
 def binary(logits: Tensor, targets: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def test_a_teacher_teaches_the_same_whatever_the_loss_of_the_classes():
     properties.assert_same_weights(weights[0], weights[2])
 
 
-@pytest.mark.parametrize("method", ["bad-teacher", "scrub", "random-labels", "salun"])
+@pytest.mark.parametrize("method", ["bad-teacher", "scrub", "lotus", "random-labels", "salun"])
 @pytest.mark.parametrize("classes", [None, False])
 def test_counts_are_no_classes(method, classes):
     counts = torch.where(LABELS == 0, 0, 7)  # of which the forget data hold zeros alone

@@ -162,3 +162,30 @@ def test_frozen_weights_stay_zero_on_cuda(case: str) -> None:
             backward(model, optimizer, (inputs.cuda(), targets.cuda()))
             optimizer.step()
             assert all((parameter.cpu()[mask[name]] == 0).all() for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_slow_weights_move_by_a_share_of_every_step(case: str) -> None:
+    model, optimizer, batches, mask = trained_before(OPTIMIZERS[case])
+    by_hand, its_optimizer, _, _ = trained_before(OPTIMIZERS[case])
+    with holding.slow(model, mask, 0.1, optimizer):
+        for batch in batches:
+            backward(model, optimizer, batch)
+            optimizer.step()
+    for batch in batches:
+        before = copy.deepcopy(by_hand)
+        backward(by_hand, its_optimizer, batch)
+        its_optimizer.step()
+        with torch.no_grad():
+            for name, parameter in by_hand.named_parameters():
+                old = before.get_parameter(name)
+                parameter[mask[name]] = (old + 0.1 * (parameter - old))[mask[name]]
+    for found, expected in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+    before = copy.deepcopy(model)
+    backward(model, optimizer, batches[0])  # outside all steps are whole again
+    backward(by_hand, its_optimizer, batches[0])
+    optimizer.step(), its_optimizer.step()
+    for found, expected, old in zip(model.parameters(), by_hand.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert not torch.equal(found, old)

@@ -33,6 +33,9 @@ OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere 
     "salun",
     "bad-teacher",
     "scrub",
+    "msg",
+    "sfron",
+    "lotus",
     "reset-and-distil",
 )
 DAMPENING = ("ssd", "lfssd")  # whose threshold has a ceiling

@@ -56,6 +56,9 @@ ON_DIGITS: Mapping[str, Settings] = {
     "salun": {"tuning": _steady(0.013)},
     "bad-teacher": {"tuning": _steady(3e-4, optimizer="adam")},
     "scrub": {"forget_batch_size": 32, "tuning": _steady(5e-3)},
+    "msg": {"ratio": 0.5, "tuning": _steady(0.2)},
+    "sfron": {"tuning": _steady(3e-3)},
+    "lotus": {"gain": 8.0, "tuning": _steady(1e-3, optimizer="adam")},
 }
 SMOKE = Profile(
     name="smoke",

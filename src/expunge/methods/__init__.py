@@ -2,6 +2,7 @@
 
 from expunge.methods.activation import ActivationMask, TfIdfMask
 from expunge.methods.adaptive_dampening import ASSD
+from expunge.methods.alternating import SFRon
 from expunge.methods.context import Method, Run
 from expunge.methods.dampening import SSD
 from expunge.methods.distillation import SCRUB, BadTeacher
@@ -12,8 +13,10 @@ from expunge.methods.noise import FisherNoise, NewtonNoise
 from expunge.methods.opposing import GradientAscent, NegGradPlus
 from expunge.methods.poison_dampening import Potion
 from expunge.methods.relabelling import RandomLabels
+from expunge.methods.renewing import MSG
 from expunge.methods.resetting import ByFisher, ResetAndDistil
 from expunge.methods.saliency import SalUn
+from expunge.methods.tempering import LoTUS
 from expunge.methods.training import Finetune, Retrain
 
 METHODS = {
@@ -36,6 +39,9 @@ METHODS = {
     "bad-teacher": BadTeacher,
     "scrub": SCRUB,
     "reset-and-distil": ResetAndDistil,
+    "msg": MSG,
+    "sfron": SFRon,
+    "lotus": LoTUS,
     "finetune": Finetune,
     "retrain": Retrain,
 }
@@ -44,6 +50,7 @@ __all__ = [
     "ASSD",
     "LFSSD",
     "METHODS",
+    "MSG",
     "SCRUB",
     "SSD",
     "ActivationMask",
@@ -54,6 +61,7 @@ __all__ = [
     "FisherNoise",
     "GradientAscent",
     "Influence",
+    "LoTUS",
     "MaskClassifier",
     "Method",
     "NegGradPlus",
@@ -64,6 +72,7 @@ __all__ = [
     "ResetAndDistil",
     "Retrain",
     "Run",
+    "SFRon",
     "SalUn",
     "TfIdfMask",
 ]

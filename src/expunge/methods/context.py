@@ -142,11 +142,20 @@ class Run:
         phases: Callable[[int], Sequence[Phase]],
         tuning: Tuning,
         hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
+        ended: Callable[[], bool] | None = None,
     ) -> None:
-        """`train` where an epoch, counted from 0, is several passes, or where weights are kept in place (`training.holding`)."""
+        """`train` where an epoch, counted from 0, is several passes, or where weights are kept in place (`training.holding`).
+
+        `ended()` is asked after every epoch; True stops early.
+        """
         self.begin()
         done = max(self.epochs, default=0)  # a second training counts on
-        train_phases(model, phases, tuning, self.objective, hold, lambda epoch: self.after_epoch(done + epoch), self.progress)
+
+        def after_epoch(epoch: int) -> bool:
+            self.after_epoch(done + epoch)
+            return ended is not None and ended()
+
+        train_phases(model, phases, tuning, self.objective, hold, after_epoch, self.progress)
 
     def begin(self) -> None:
         """Record epoch 0, the model before any training, unless there is such a record."""

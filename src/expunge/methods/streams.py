@@ -41,6 +41,24 @@ def mixed(forget: Batches, remain: Batches) -> Batches:
     return Batches(read, steps)
 
 
+def interleaved(forget: Batches, remain: Batches, remain_steps: int, single_samples: SingleSampleFilter) -> Batches:
+    """(batch, marks): a batch of the forget data, which are cycled, before every `remain_steps` remain batches.
+
+    Marks are (N, 1) beside forget samples and (N, 0) beside remain samples: to read a value would make a GPU wait, a shape does not.
+    """
+    steps = len(remain)
+
+    def read(seed: int | None) -> Iterator[Batch]:
+        forget_batches = cycled(forget, "forget", seed or 0, single_samples)
+        for step, batch in enumerate(remain.read(seed)):
+            if step % remain_steps == 0:
+                forget_batch = next(forget_batches)
+                yield forget_batch, torch.ones(batch_size(forget_batch), 1)
+            yield batch, torch.ones(batch_size(batch), 0)
+
+    return Batches(read, steps + -(-steps // remain_steps))
+
+
 def cycled(batches: Batches, argument: str, seed: int, single_samples: SingleSampleFilter) -> Iterator[Batch]:
     """Endless batches, pass after pass, every pass in another order; batches that BatchNorm would refuse are skipped."""
     for epoch_seed in count(seed):

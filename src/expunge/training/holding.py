@@ -1,4 +1,4 @@
-"""Keep some weights where they are while the others are trained."""
+"""Keep some weights where they are, or slow them down, while the others are trained."""
 
 from __future__ import annotations
 
@@ -36,6 +36,33 @@ def only(model: nn.Module, mask: Mapping[str, Tensor], optimizer: torch.optim.Op
     none = {parameter: torch.zeros_like(parameter, dtype=torch.bool) for parameter in model.parameters() if parameter not in parts}
     with _pinned([(parameter, ~part, parameter.detach().clone()) for parameter, part in (parts | none).items()], optimizer):
         yield
+
+
+@contextmanager
+def slow(model: nn.Module, mask: Mapping[str, Tensor], share: float, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Within the context masked weights move by this share of every step, whatever the optimizer, all others by the whole of it.
+
+    w ← w + share·(w_stepped − w): a rate of its own for single weights, which an optimizer has for whole parameters only. (A scaled
+    gradient would be no smaller step of Adam's.)
+    """
+    weights = [(parameter, part, parameter.detach().clone()) for parameter, part in masked_parameters(model, mask).values() if part.any()]
+
+    def note(*_: Any) -> None:
+        with torch.no_grad():
+            for parameter, _part, before in weights:
+                before.copy_(parameter)
+
+    def shorten(*_: Any) -> None:
+        with torch.no_grad():
+            for parameter, part, before in weights:
+                parameter.copy_(torch.where(part, before + share * (parameter - before), parameter))
+
+    hooks: list[Any] = [optimizer.register_step_pre_hook(note), optimizer.register_step_post_hook(shorten)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
