@@ -13,6 +13,7 @@ from expunge.experiments.comparison import names, scenario_settings
 from expunge.experiments.construction import parts, scenario_of
 from expunge.experiments.networks import retrained
 from expunge.experiments.paper import ORIGINAL
+from expunge.experiments.plans import FORGET_ALONE
 from expunge.experiments.runner import Place, Task, run
 from expunge.methods import METHODS, SSD
 from expunge.unlearning import unlearn
@@ -30,14 +31,14 @@ SCENARIOS = {
     "no remain data": scenario_settings("category", remain=False),
 }
 EVERY = [method for method in names(["all", "released"]) if method != ("influence", "released")]  # it may diverge, as any LiSSA
-WITHOUT_REMAIN = ("fisher-mask", "random-mask", "activation-mask", "mask-classifier", "gradient-ascent", ORIGINAL, REFERENCE)
+WITHOUT_REMAIN = ("fisher-mask", "random-mask", "activation-mask", "mask-classifier", *FORGET_ALONE, ORIGINAL, REFERENCE)
 REFUSED = {
     "poisoned": {"tf-idf-mask"},
     "mislabelled": {"tf-idf-mask", "mask-classifier"},
     "subset": {"tf-idf-mask", "mask-classifier"},
     "no remain data": {*METHODS} - {*WITHOUT_REMAIN},
 }
-TRAINERS = {ORIGINAL, "finetune", REFERENCE, "gradient-ascent", "neg-grad-plus", "random-labels", "salun", "bad-teacher", "scrub"}
+TRAINERS = {ORIGINAL, "finetune", REFERENCE, *FORGET_ALONE, "neg-grad-plus", "random-labels", "salun", "bad-teacher", "scrub"}
 
 
 @pytest.fixture(autouse=True)

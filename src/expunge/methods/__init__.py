@@ -11,6 +11,8 @@ from expunge.methods.opposing import GradientAscent, NegGradPlus
 from expunge.methods.relabelling import RandomLabels
 from expunge.methods.resetting import ByFisher, ResetAndDistil
 from expunge.methods.saliency import SalUn
+from expunge.methods.sensitivity import MuMis
+from expunge.methods.smoothing import JiT
 from expunge.methods.training import Finetune, Retrain
 
 METHODS = {
@@ -24,6 +26,8 @@ METHODS = {
     "influence": Influence,
     "ssd": SSD,
     "gradient-ascent": GradientAscent,
+    "mu-mis": MuMis,
+    "jit": JiT,
     "neg-grad-plus": NegGradPlus,
     "random-labels": RandomLabels,
     "salun": SalUn,
@@ -45,8 +49,10 @@ __all__ = [
     "FisherNoise",
     "GradientAscent",
     "Influence",
+    "JiT",
     "MaskClassifier",
     "Method",
+    "MuMis",
     "NegGradPlus",
     "NewtonNoise",
     "RandomLabels",

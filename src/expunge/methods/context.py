@@ -81,19 +81,20 @@ class Run:
         loss: Loss | None = None,
         mask: Mapping[str, Tensor] | None = None,
         argument: str = "remain",
+        until: Callable[[], bool] | None = None,
     ) -> None:
         """Train the model in place; None trains nothing. There is a record before, and one after every epoch.
 
         `loss(model, batch, losses)` is the number to minimise for a batch in place of the objective's mean; `losses(logits, targets)` are
         the objective's, one per sample. Weights that `mask` names stay zero where `tuning.freeze` says so. `argument` names the data in an
-        error.
+        error. `until()` is asked after every epoch; True stops early.
         """
         if tuning is None:
             return self.begin()
         check_training(model, tuning, self.objective)
         phase = Phase(as_batches(data, argument, tuning.batch_size), argument, loss)
         hold = partial(holding.freeze, model, mask) if mask is not None and tuning.freeze else None
-        self.train_phases(model, lambda epoch: [phase], tuning, hold)
+        self.train_phases(model, lambda epoch: [phase], tuning, hold, until)
 
     def train_phases(
         self,
@@ -101,11 +102,18 @@ class Run:
         phases: Callable[[int], Sequence[Phase]],
         tuning: Tuning,
         hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
+        until: Callable[[], bool] | None = None,
     ) -> None:
         """`train` where an epoch, counted from 0, is several passes, or where weights are kept in place (`training.holding`)."""
         self.begin()
         done = max(self.epochs, default=0)  # a second training counts on
-        train_phases(model, phases, tuning, self.objective, hold, lambda epoch: self.after_epoch(done + epoch), self.progress)
+
+        def after_epoch(epoch: int) -> bool:
+            ended = until is not None and until()  # first: it may raise, and a lost network needs no record
+            self.after_epoch(done + epoch)
+            return ended
+
+        train_phases(model, phases, tuning, self.objective, hold, after_epoch, self.progress)
 
     def begin(self) -> None:
         """Record epoch 0, the model before any training, unless there is such a record."""
