@@ -72,6 +72,6 @@ def test_only_the_inputs_are_replaced():
 
 def test_names_are_checked():
     assert check_inputs(None) is None and check_inputs("x") == ("x",) and check_inputs(0) == (0,) and check_inputs(["x", 1]) == ("x", 1)
-    for value in ((), [], 1.5, True, (None,), {"x"}):
+    for value in ((), [], 1.5, True, -1, (None,), {"x"}):
         with pytest.raises(InputError, match="^inputs: must name the inputs in a batch"):
             check_inputs(value)

@@ -48,7 +48,7 @@ def check_inputs(names: Any) -> Names | None:
     if names is None:
         return None
     listed = (names,) if isinstance(names, str) or is_whole(names) else tuple(names) if isinstance(names, (tuple, list)) else ()
-    if not listed or not all(isinstance(name, str) or is_whole(name) for name in listed):
+    if not listed or not all(isinstance(name, str) or (is_whole(name) and name >= 0) for name in listed):
         rule = "must name the inputs in a batch: keys of a mapping or places in a tuple, such as ('pixel_values',) or (0,); or None"
         raise InputError("inputs", rule, shown(names))
     return tuple(name if isinstance(name, str) else int(name) for name in listed)
