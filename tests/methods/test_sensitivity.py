@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from expunge.data.objective import Objective
-from expunge.errors import DivergedError, InputError, ModelError
+from expunge.errors import DivergedError, InputError, ModelError, UncheckedWarning
 from expunge.methods import MuMis
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
@@ -132,6 +132,16 @@ def test_a_network_that_dies_is_not_returned():
     """Weight decay shrinks every logit's sensitivity."""
     tuning = Tuning(Constant(0.1, 3), batch_size=8, momentum=0.0, weight_decay=5.0, eval_mode=True)
     with pytest.raises(DivergedError, match=r"is 0\.\d+ times what it was, outside \[0.25, 3\]: the network is lost"):
+        unlearn(small.network("no BatchNorm"), small.forget(), method=MuMis(None, tuning))
+
+
+@pytest.mark.parametrize("decay", [0.0, 3.0])
+def test_a_network_on_the_way_there_is_doubted(decay):
+    """Weight decay of 0: s ends above twice its first value; of 3: below half."""
+    rate, epochs = (0.1, 3) if decay else (5e-3, 30)
+    tuning = Tuning(Constant(rate, epochs), batch_size=8, momentum=0.0, weight_decay=decay, eval_mode=True)
+    size = r"0\.[34]" if decay else r"2\."
+    with pytest.warns(UncheckedWarning, match=rf"^the input .* is {size}\d* times what it was, so the rest .* may be lost; look at"):
         unlearn(small.network("no BatchNorm"), small.forget(), method=MuMis(None, tuning))
 
 

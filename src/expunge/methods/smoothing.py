@@ -14,7 +14,7 @@ from expunge.data.objective import Batch
 from expunge.errors import ModelError
 from expunge.methods.context import Run, check_tuning
 from expunge.methods.gradients import carrying, trainable
-from expunge.methods.sensitivity import LEAST, check_ratio
+from expunge.methods.sensitivity import check_ratio
 from expunge.runtime.modes import in_mode
 from expunge.training.loop import Losses
 from expunge.training.schedules import Constant
@@ -30,7 +30,8 @@ class JiT:
     the inputs, `copies` N. Foster et al. 2024, arXiv:2402.01401, algorithm 1.
 
     `inputs` names the entries of a batch that x is, where there are several. Nothing protects the rest of the network: the smoothest
-    one is constant. A quotient on the forget data above 3 times its first value, or one that ends below a quarter, is a `DivergedError`.
+    one is constant. A quotient on the forget data above 3 times its first value, or one that ends below a quarter, is a `DivergedError`,
+    one that ends above twice or below half an `UncheckedWarning`.
 
     Defaults: η = 3e-4, σ = 0.5, N = 25, batches of 128: those of their program for a class of CIFAR-100 (VGG11).
     Departures: their program takes no gradient through z(x + ξ), clips x + ξ to the range of the batch, adds up the gradients of
@@ -73,12 +74,12 @@ class JiT:
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             return self._descent(model, batch, run, generator)
 
-        def check(least: float = 0.0) -> bool:
-            check_ratio(self._measured(model, forget, run) / before, "what noise on the forget data changes", self.tuning, least)
+        def check(ended: bool = False) -> bool:
+            check_ratio(self._measured(model, forget, run) / before, "what noise on the forget data changes", self.tuning, ended)
             return False
 
         run.train(model, forget, self.tuning, loss, argument="forget", until=check)
-        check(LEAST)
+        check(ended=True)
 
     def _descent(self, model: nn.Module, batch: Batch, run: Run, generator: torch.Generator) -> Tensor:
         """The loss of a batch with its gradient, taken copy by copy: the graphs of all copies at once would not fit in memory."""
