@@ -1,15 +1,18 @@
 """The settings that methods have on the digits (experiments/profiles.py): every value of a small grid, scored on validation data.
 
-    PYTHONPATH=src python benchmarks/settings_on_digits.py      about 8 minutes on one core
+    PYTHONPATH=src python benchmarks/settings_on_digits.py              about 8 minutes on one core
+    PYTHONPATH=src python benchmarks/settings_on_digits.py mu-mis jit   some of them
 
 Two networks (seeds 1 and 2, of the split of seed 0), the digits 0 and 5 removed; the unlearn score at the best epoch, in percent. No test
-image is looked at, and the networks and the digit of docs/comparing.md are not among these.
+image is looked at, and the networks and the digit of docs/comparing.md are not among these. Methods that decide themselves when to stop
+are scored at their last epoch, and score 0 where they diverge.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +20,7 @@ import torch
 from torch.optim import Adam
 
 from expunge import metrics
+from expunge.errors import DivergedError
 from expunge.methods import (
     LFSSD,
     MSG,
@@ -24,8 +28,10 @@ from expunge.methods import (
     BadTeacher,
     GradientAscent,
     Influence,
+    JiT,
     LoTUS,
     Method,
+    MuMis,
     NegGradPlus,
     Potion,
     RandomLabels,
@@ -44,6 +50,10 @@ SEEDS, DIGITS, EPOCHS, TUNING_EPOCHS = (1, 2), (0, 5), 40, 5
 
 def steady(rate: float, seed: int, **other: Any) -> Tuning:
     return Tuning(Constant(rate, TUNING_EPOCHS), batch_size=32, weight_decay=5e-4, seed=seed, **other)
+
+
+def alone(rate: float, epochs: int, size: int, seed: int, **other: Any) -> Tuning:
+    return Tuning(Constant(rate, epochs), batch_size=size, weight_decay=0.0, seed=seed, eval_mode=True, **other)
 
 
 GRIDS: dict[str, tuple[tuple[Any, ...], Callable[[Any, int], Method]]] = {
@@ -65,23 +75,43 @@ GRIDS: dict[str, tuple[tuple[Any, ...], Callable[[Any, int], Method]]] = {
         tuple(itertools.product((2, 8, 32), (3e-4, 1e-3))),
         lambda both, seed: LoTUS(both[0], tuning=steady(both[1], seed, optimizer=Adam)),
     ),
+    "mu-mis, δ and rate": (
+        tuple(itertools.product((1.25, 1.5, 1.75, 2.0), (5e-4, 1e-3, 2e-3))),
+        lambda both, seed: MuMis(both[0], alone(both[1], 40, 64, seed)),
+    ),
+    "jit, σ and rate": (
+        tuple(itertools.product((0.1, 0.5, 1.0), (3e-4, 1e-3, 3e-3))),
+        lambda both, seed: JiT(both[0], tuning=alone(both[1], 1, 128, seed, momentum=0.0)),
+    ),
     "influence, strength": ((10, 20, 30), lambda strength, seed: Influence("sum", strength=strength)),
     "lfssd, α": ((1.5, 2.0, 3.0, 5.26, 7.0), lambda threshold, seed: LFSSD(threshold)),
     "potion, ρ": ((0.0, 0.05, 0.1, 0.2, 0.3), lambda goal, seed: Potion(goal)),
 }
 
 
+STOPPING = ("mu-mis", "jit")
+
+
+def score(name: str, model: torch.nn.Module, digit: int, data: Any, method: Method) -> float:
+    scenario = category(data.train, digit, validation=data.validation)
+    try:
+        history = unlearn(model, *scenario, method, watch=scenario.watch).history
+    except DivergedError:
+        return 0.0
+    last = history[-1].accuracies
+    if name.startswith(STOPPING):
+        return 100 * metrics.unlearn_score(last["validation remain"], last["validation forget"])
+    return 100 * metrics.best_epoch(history).score
+
+
 def main() -> None:
     torch.set_num_threads(1)
     data = digits(0)
     models = {seed: trained(data.train, EPOCHS, seed) for seed in SEEDS}
-    for name, (values, build) in GRIDS.items():
+    chosen = tuple(sys.argv[1:]) or tuple(GRIDS)
+    for name, (values, build) in ((name, grid) for name, grid in GRIDS.items() if name.startswith(chosen)):
         for value in values:
-            scores = []
-            for seed, digit in itertools.product(SEEDS, DIGITS):
-                scenario = category(data.train, digit, validation=data.validation)
-                history = unlearn(models[seed], *scenario, build(value, seed), watch=scenario.watch).history
-                scores.append(100 * metrics.best_epoch(history).score)
+            scores = [score(name, models[seed], digit, data, build(value, seed)) for seed, digit in itertools.product(SEEDS, DIGITS)]
             print(f"{name:26} {value!s:14} {statistics.mean(scores):5.1f}  ({' '.join(f'{score:.1f}' for score in scores)})", flush=True)
 
 

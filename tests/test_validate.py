@@ -20,7 +20,9 @@ from expunge import (
     GradientAscent,
     Influence,
     InputError,
+    JiT,
     MaskClassifier,
+    MuMis,
     NegGradPlus,
     NewtonNoise,
     Potion,
@@ -44,7 +46,10 @@ SETTINGS = [
     *[(Tuning, "schedule", value) for value in (0.1, None, Steps)],
     (Tuning, "optimizer", "adam"),
     (Tuning, "precision", "half"),
-    *[(method, "tuning", None) for method in (Finetune, GradientAscent, NegGradPlus, RandomLabels, SalUn, SCRUB, BadTeacher, Retrain)],
+    *[
+        (method, "tuning", None)
+        for method in (Finetune, GradientAscent, MuMis, JiT, NegGradPlus, RandomLabels, SalUn, SCRUB, BadTeacher, Retrain)
+    ],
     *[(method, "tuning", 0.1) for method in (FisherMask, RandomMask, ActivationMask, TfIdfMask, MaskClassifier)],
     *[(method, "tuning", 0.1) for method in (FisherNoise, NewtonNoise, Influence, SSD, ASSD, LFSSD, Potion, Retrain)],
     *[(method, "ratio", value) for method in (FisherMask, RandomMask, ActivationMask, TfIdfMask) for value in ("0.1", None, 1, -0.1)],

@@ -13,6 +13,7 @@ from expunge.experiments.comparison import names, scenario_settings
 from expunge.experiments.construction import parts, scenario_of
 from expunge.experiments.networks import retrained
 from expunge.experiments.paper import ORIGINAL
+from expunge.experiments.planned_cells import FORGET_ALONE
 from expunge.experiments.runner import Place, Task, run
 from expunge.methods import METHODS, SSD
 from expunge.unlearning import unlearn
@@ -30,7 +31,7 @@ SCENARIOS = {
     "no remain data": scenario_settings("category", remain=False),
 }
 EVERY = [method for method in names(["all", "released"]) if method != ("influence", "released")]  # it may diverge, as any LiSSA
-WITHOUT_REMAIN = ("fisher-mask", "random-mask", "activation-mask", "mask-classifier", "gradient-ascent", ORIGINAL, REFERENCE)
+WITHOUT_REMAIN = ("fisher-mask", "random-mask", "activation-mask", "mask-classifier", *FORGET_ALONE, ORIGINAL, REFERENCE)
 REFUSED = {
     "poisoned": {"tf-idf-mask"},
     "mislabelled": {"tf-idf-mask", "mask-classifier", "potion"},  # Potion does not reach its goal
@@ -41,7 +42,7 @@ TRAINERS = {
     ORIGINAL,
     "finetune",
     REFERENCE,
-    "gradient-ascent",
+    *FORGET_ALONE,
     "neg-grad-plus",
     "random-labels",
     "salun",

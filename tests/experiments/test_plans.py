@@ -17,6 +17,7 @@ from expunge.methods import METHODS
 from expunge.storage.codec import decode, encode
 
 RESULTS = Path(__file__).parents[2] / "results" / "paper" / "cells"
+SECTIONS = ("no remain data", "0.1 % remain data")
 ALL = {name: entries(experiment, PAPER) for name, experiment in EXPERIMENTS.items()}
 
 
@@ -87,6 +88,21 @@ def test_the_paper_is_all_there():
     ratios = [entry.cell.method["ratio"] for entry in ALL["fig-ratio"]]
     assert min(ratios) == 0 and max(ratios) == 0.12
     assert "cifar100/resnet50_cifar" in {entry.block for entry in ALL["fig-influence"]}
+
+
+def test_methods_that_read_no_remain_data_have_a_row_without_them_and_none_with_a_few():
+    rows = {section: {(e.row, e.cell.method["reading"]) for e in ALL["table5"] if e.section == section} for section in SECTIONS}
+    alone = {("gradient-ascent", "text"), ("mu-mis", "text"), ("jit", "text"), ("jit", "released")}
+    assert alone <= rows["no remain data"] and not alone & rows["0.1 % remain data"]
+    assert not {name for name, _ in rows["no remain data"]} & {"ssd", "salun", "scrub", "neg-grad-plus", "bad-teacher"}
+
+
+def test_settings_of_the_digits_may_say_for_how_long():
+    tunings = {entry.cell.method["name"]: entry.cell.tuning for entry in entries(EXPERIMENTS["table1"], SMOKE)}
+    assert tunings["mu-mis"]["epochs"] == 40 and tunings["gradient-ascent"]["epochs"] == SMOKE.tuning_epochs == 5
+    (cell, *_) = [entry.cell for entry in entries(EXPERIMENTS["table1"], SMOKE) if entry.cell.method["name"] == "mu-mis"]
+    method = method_of(cell)
+    assert (method.recovery, method.tuning.schedule.epochs, method.tuning.batch_size, method.tuning.eval_mode) == (1.75, 40, 64, True)
 
 
 def test_all_methods_are_known_by_name():

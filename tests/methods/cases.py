@@ -23,8 +23,10 @@ from expunge.methods import (
     FisherNoise,
     GradientAscent,
     Influence,
+    JiT,
     LoTUS,
     MaskClassifier,
+    MuMis,
     NegGradPlus,
     NewtonNoise,
     Potion,
@@ -45,6 +47,12 @@ from expunge.training.tuning import Tuning
 SHORT = ConjugateGradients(iterations=10)
 QUICK = Tuning(replay(Steps(), epochs=2), batch_size=16)
 
+
+def gentle(tuning: Tuning) -> Tuning:
+    """For methods that refuse a network which a rate of 0.1 has ruined."""
+    return replace(tuning, schedule=Constant(1e-3, tuning.schedule.epochs))
+
+
 CASES = {
     "fisher-mask": lambda tuning=QUICK: FisherMask(ratio=0.1, tuning=tuning),
     "random-mask": lambda tuning=QUICK: RandomMask(ratio=0.1, tuning=tuning),
@@ -59,6 +67,8 @@ CASES = {
     "lfssd": lambda tuning=None: LFSSD(threshold=1.0, tuning=tuning),
     "potion": lambda tuning=None: Potion(goal=0.9, tuning=tuning),
     "gradient-ascent": lambda tuning=QUICK: GradientAscent(tuning),
+    "mu-mis": lambda tuning=QUICK: MuMis(None, gentle(tuning)),
+    "jit": lambda tuning=QUICK: JiT(copies=2, tuning=gentle(tuning)),
     "neg-grad-plus": lambda tuning=QUICK: NegGradPlus(0.9, tuning),
     "random-labels": lambda tuning=QUICK: RandomLabels(tuning=tuning),
     "salun": lambda tuning=QUICK: SalUn(tuning=tuning),
@@ -81,6 +91,7 @@ READINGS = {  # those that have a constructor of their own
     "fisher-noise-golatkar": lambda tuning=None: FisherNoise.as_golatkar(tuning=tuning),
     "influence-released": lambda tuning=None: replace(Influence.as_released(tuning=tuning), solver=LiSSA(scale=1000, passes=1)),
     "ssd-released": lambda tuning=None: SSD.as_released(threshold=1.0, tuning=tuning),
+    "jit-released": lambda tuning=QUICK: JiT.as_released(copies=2, tuning=gentle(tuning)),
     "salun-released": lambda tuning=QUICK: SalUn.as_released(tuning=tuning),
     "sfron-released": lambda tuning=QUICK: SFRon.as_released(tuning=tuning),
 }
@@ -104,7 +115,7 @@ def own(path: str) -> dict[str, Callable]:
     return {path if reading == "text" else f"{path}-{reading}": case(build) for reading, build in readings(method_class(path)).items()}
 
 
-NEEDS_NO_REMAIN = ("gradient-ascent",)  # trains on the forget data alone
+NEEDS_NO_REMAIN = ("gradient-ascent", "mu-mis", "jit", "jit-released")  # train on the forget data alone
 WITHOUT_TUNING = (
     "fisher-mask",
     "random-mask",

@@ -85,6 +85,16 @@ def test_train_is_the_training_loop_with_records():
     assert epochs == [0, 1, 2, 3, 4]
 
 
+def test_training_stops_early_where_the_method_says_so():
+    model, expected, (run, epochs) = cases.model(), cases.model(), recorded()
+    asked = []
+    longer = Tuning(Constant(0.02, 5), batch_size=16)
+    run.train(model, cases.remain(), longer, until=lambda: asked.append(len(epochs)) or len(asked) == 2)
+    train(expected, cases.remain(), TWO)
+    properties.assert_same_weights(model.state_dict(), expected.state_dict())
+    assert epochs == [0, 1, 2] and asked == [1, 2]  # asked before the record, which a lost network does not get
+
+
 def test_a_loss_of_ones_own_has_the_objectives_losses():
     weighed, plain, (run, _) = cases.model(), cases.model(), recorded()
 
@@ -176,5 +186,5 @@ def test_a_training_of_phases_can_end_early():
     run, epochs = recorded()
     phase = Phase(as_batches(cases.remain(), "remain", 16), "remain")
     answers = iter([False, True])
-    run.train_phases(cases.model(), lambda epoch: [phase], Tuning(Constant(0.02, 5), batch_size=16), ended=lambda: next(answers))
+    run.train_phases(cases.model(), lambda epoch: [phase], Tuning(Constant(0.02, 5), batch_size=16), until=lambda: next(answers))
     assert epochs == [0, 1, 2]

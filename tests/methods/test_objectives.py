@@ -16,7 +16,7 @@ from tests.methods.cases import CASES
 
 LABELS = torch.arange(48) % 3
 WORDS = torch.randint(6, (48, 4), generator=torch.Generator().manual_seed(1))
-NEED_LABELS = {"tf-idf-mask", "mask-classifier", "random-labels", "salun", "potion"}
+NEED_LABELS = {"tf-idf-mask", "mask-classifier", "random-labels", "salun", "potion", "mu-mis"}
 NEED_SOFTMAX = {"bad-teacher", "scrub", "lotus", "fisher-noise", "newton-noise"}  # the last two by their kind, "expected"
 
 
@@ -47,7 +47,7 @@ class Tokens(nn.CrossEntropyLoss):
 
 
 TOKENS = Tokens(ignore_index=255, reduction="none")
-NOT_OF_TOKENS = {"tf-idf-mask", "mask-classifier", "fisher-noise", "newton-noise"}
+NOT_OF_TOKENS = {"tf-idf-mask", "mask-classifier", "mu-mis", "fisher-noise", "newton-noise"}
 
 
 def classes_last(logits: Tensor, targets: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ REGRESSION = torch.stack([LABELS, LABELS - 1, LABELS * 0.5], 1)
 # name: (objective, targets, model, the methods that are refused)
 OBJECTIVES = {
     "focal loss": (FOCAL, LABELS, cases.model, set()),
-    "focal loss, not said": (Objective(losses=focal), LABELS, cases.model, NEED_SOFTMAX | {"random-labels", "salun", "potion"}),
+    "focal loss, not said": (Objective(losses=focal), LABELS, cases.model, NEED_SOFTMAX | {"random-labels", "salun", "potion", "mu-mis"}),
     "one against all": (Objective(losses=one_against_all, classes=True), LABELS, cases.model, set()),
     "soft labels": (Objective(losses=soft_cross_entropy, classes=True), SOFT, cases.model, NEED_LABELS),
     "many labels": (Objective(losses=binary, classes=False), MANY.float(), cases.model, NEED_LABELS | NEED_SOFTMAX),
@@ -148,7 +148,7 @@ def test_a_teacher_teaches_the_same_whatever_the_loss_of_the_classes():
     properties.assert_same_weights(weights[0], weights[2])
 
 
-@pytest.mark.parametrize("method", ["bad-teacher", "scrub", "lotus", "random-labels", "salun"])
+@pytest.mark.parametrize("method", ["bad-teacher", "scrub", "lotus", "random-labels", "salun", "mu-mis"])
 @pytest.mark.parametrize("classes", [None, False])
 def test_counts_are_no_classes(method, classes):
     counts = torch.where(LABELS == 0, 0, 7)  # of which the forget data hold zeros alone

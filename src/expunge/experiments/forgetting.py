@@ -10,7 +10,6 @@ from expunge.experiments.cells import LIMITS, REFERENCE
 from expunge.experiments.paper import ORIGINAL
 from expunge.experiments.planned_cells import CATEGORY, CONTROL, SHARES, Entry, cells
 from expunge.experiments.profiles import Profile
-from expunge.methods import METHODS
 
 RESET = "reset-and-distil"
 NEWER = ("assd", "potion", "lfssd", "msg", "sfron", "lotus", "mu-mis", "jit")  # than the paper
@@ -71,7 +70,7 @@ _OF_CLASS = (
     *_USUAL,
     ("fisher-mask", "released", {}, DISTILLED, "distilled"),
     _plain(CONTROL),
-    *(_plain(name) for name in NEWER if name in METHODS),
+    *(_plain(name) for name in NEWER),
     _reset(0.35, 5, "last third"),
     _reset(BY_FISHER, 5, "60 % by Fisher"),
 )
@@ -88,7 +87,7 @@ _OF_WRONG_LABELS = (*_USUAL, _reset(0.35, 10, "last third"), _reset(1.0, 10, "al
 _WITHOUT_REMAIN = (
     _plain(REFERENCE),
     ("fisher-mask", "released", {"ratio": SMALL_RATIO}, NO_TUNING, "0.5 %"),
-    *(_plain(name) for name in NEWER_WITHOUT_REMAIN if name in METHODS),
+    *(_plain(name) for name in NEWER_WITHOUT_REMAIN),
     _plain(CONTROL),
 )
 _WITH_FEW_REMAIN: tuple[Row, ...] = (

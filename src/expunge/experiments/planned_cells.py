@@ -28,6 +28,8 @@ OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere 
     "lfssd",
     "potion",
     "gradient-ascent",
+    "mu-mis",
+    "jit",
     "neg-grad-plus",
     "random-labels",
     "salun",
@@ -38,6 +40,7 @@ OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere 
     "lotus",
     "reset-and-distil",
 )
+FORGET_ALONE = ("gradient-ascent", "mu-mis", "jit")  # read no remain data, so that some of them change nothing
 DAMPENING = ("ssd", "lfssd")  # whose threshold has a ceiling
 REVISIONS = {  # of rules that were corrected, by method and reading: a cell without it is one of the rule before
     ("tf-idf-mask", "text"): 2,  # term frequency over channels, not over classes
@@ -87,7 +90,7 @@ def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
     if name == REFERENCE:
         return None
     if reading == "text" and "tuning" in profile.settings.get(name, {}):
-        return {**profile.settings[name]["tuning"], "epochs": profile.tuning_epochs}
+        return {"epochs": profile.tuning_epochs, **profile.settings[name]["tuning"]}
     parameter = accepts(name, reading, "tuning")
     if parameter is None or (name not in PAPER_METHODS and parameter.default is None):
         return None

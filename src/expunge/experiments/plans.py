@@ -12,6 +12,7 @@ from expunge.experiments.paper import ORIGINAL
 from expunge.experiments.planned_cells import (
     CATEGORY,
     CONTROL,
+    FORGET_ALONE,
     OTHERS,
     PAPER_METHODS,
     SHARES,
@@ -91,13 +92,13 @@ def _table4(profile: Profile) -> Iterator[Entry]:
 
 
 def _table5(profile: Profile) -> Iterator[Entry]:
-    model, needing = profile.models[0], {*OTHERS, REFERENCE, "finetune", "fisher-noise"} - {CONTROL, "gradient-ascent"}
+    model, needing = profile.models[0], {*OTHERS, REFERENCE, "finetune", "fisher-noise"} - {CONTROL, *FORGET_ALONE}
     yield from original_row(profile, CATEGORY, "")
     for name, reading in methods(profile.own, without=tuple(needing)):
         for cell in cells(profile, model, {**CATEGORY, "remain_count": 0}, name, reading):
             yield Entry(cell, model, "no remain data", name)
     some = {**CATEGORY, "remain_fraction": profile.remain_fraction}
-    for name, reading in methods(profile.own, without=(REFERENCE, CONTROL, "gradient-ascent")):
+    for name, reading in methods(profile.own, without=(REFERENCE, CONTROL, *FORGET_ALONE)):
         for cell in cells(profile, model, some, name, reading):
             yield Entry(cell, model, f"{100 * profile.remain_fraction:g} % remain data", name)
 

@@ -20,7 +20,8 @@ Settings = Mapping[str, Any]
 class Profile:
     """A size of the experiments. `models` are DATASET/NETWORK: tables 1 and 2 and `forget` take all of them, everything else the first.
 
-    `settings` are those of single methods, as written, where their defaults do not suit the data, with "tuning" for their training.
+    `settings` are those of single methods, as written, where their defaults do not suit the data, with "tuning" for their training
+    (for `tuning_epochs`, unless it has "epochs").
     `own` are methods beside METHODS, by import path: `package.module:Class`.
     """
 
@@ -51,6 +52,7 @@ ON_DIGITS: Mapping[str, Settings] = {
     "influence": {"gradient": "sum", "strength": 30},
     "potion": {"goal": 0.0},
     "gradient-ascent": {"tuning": _steady(3e-3)},
+    "mu-mis": {"recovery": 1.75, "tuning": _steady(2e-3, epochs=40, batch_size=64, weight_decay=0.0, eval_mode=True)},
     "neg-grad-plus": {"remain_weight": 0.9, "tuning": _steady(0.03, momentum=0.0)},
     "random-labels": {"tuning": _steady(1e-3, optimizer="adam")},
     "salun": {"tuning": _steady(0.013)},

@@ -16,6 +16,8 @@ from expunge.methods.relabelling import RandomLabels
 from expunge.methods.renewing import MSG
 from expunge.methods.resetting import ByFisher, ResetAndDistil
 from expunge.methods.saliency import SalUn
+from expunge.methods.sensitivity import MuMis
+from expunge.methods.smoothing import JiT
 from expunge.methods.tempering import LoTUS
 from expunge.methods.training import Finetune, Retrain
 
@@ -33,6 +35,8 @@ METHODS = {
     "lfssd": LFSSD,
     "potion": Potion,
     "gradient-ascent": GradientAscent,
+    "mu-mis": MuMis,
+    "jit": JiT,
     "neg-grad-plus": NegGradPlus,
     "random-labels": RandomLabels,
     "salun": SalUn,
@@ -62,8 +66,10 @@ __all__ = [
     "GradientAscent",
     "Influence",
     "LoTUS",
+    "JiT",
     "MaskClassifier",
     "Method",
+    "MuMis",
     "NegGradPlus",
     "NewtonNoise",
     "Potion",

@@ -86,12 +86,14 @@ class Run:
         loss: Loss | None = None,
         mask: Mapping[str, Tensor] | None = None,
         argument: str = "remain",
+        until: Callable[[], bool] | None = None,
     ) -> None:
         """Train the model in place; None trains nothing. There is a record before, and one after every epoch.
 
         `loss(model, batch, losses)` is the number to minimise for a batch in place of the objective's mean; `losses(logits, targets)` are
         the objective's, one per sample. With `tuning.distillation` the original's answers count too. Weights that `mask` names stay zero
-        where `tuning.freeze` says so. `argument` names the data in an error.
+        where `tuning.freeze` says so. `argument` names the data in an error. `until()` is asked after every epoch; True stops
+        early.
         """
         if tuning is None:
             return self.begin()
@@ -103,7 +105,7 @@ class Run:
         else:
             raise InputError("tuning", "a method with a loss of its own cannot distil; leave distillation None", tuning.distillation)
         hold = partial(holding.freeze, model, mask) if mask is not None and tuning.freeze else None
-        self.train_phases(model, lambda epoch: [phase], tuning, hold)
+        self.train_phases(model, lambda epoch: [phase], tuning, hold, until)
 
     def _distilled(self, data: Data, tuning: Tuning, distillation: Distillation, argument: str) -> Phase:
         if self.original is None:
@@ -142,18 +144,19 @@ class Run:
         phases: Callable[[int], Sequence[Phase]],
         tuning: Tuning,
         hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
-        ended: Callable[[], bool] | None = None,
+        until: Callable[[], bool] | None = None,
     ) -> None:
         """`train` where an epoch, counted from 0, is several passes, or where weights are kept in place (`training.holding`).
 
-        `ended()` is asked after every epoch; True stops early.
+        `until()` is asked after every epoch; True stops early.
         """
         self.begin()
         done = max(self.epochs, default=0)  # a second training counts on
 
         def after_epoch(epoch: int) -> bool:
+            ended = until is not None and until()  # first: it may raise, and a lost network needs no record
             self.after_epoch(done + epoch)
-            return ended is not None and ended()
+            return ended
 
         train_phases(model, phases, tuning, self.objective, hold, after_epoch, self.progress)
 

@@ -87,7 +87,7 @@ class LoTUS:
             warnings.warn(f"LoTUS changed nothing: {found}; if that is wrong, give unseen_accuracy", NoEffectWarning, stacklevel=2)
             return run.begin()
         phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss, itemgetter(0))
-        run.train_phases(model, lambda epoch: [phase], self.tuning, ended=lambda: measure() <= max(target - MARGIN, 0))
+        run.train_phases(model, lambda epoch: [phase], self.tuning, until=lambda: measure() <= max(target - MARGIN, 0))
 
     def _target(self, model: nn.Module, forget: Data, remain: Data, run: Run) -> float:
         if self.unseen_accuracy is not None:

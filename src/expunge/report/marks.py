@@ -24,6 +24,8 @@ MARKS = {  # colour, form
     "influence": (4, "left"),
     "ssd": (0, "right"),
     "gradient-ascent": (1, "house"),
+    "mu-mis": (5, "hexagon"),
+    "jit": (4, "tee"),
     "neg-grad-plus": (2, "plus"),
     "random-labels": (4, "bow"),
     "salun": (5, "spark"),

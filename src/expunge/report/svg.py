@@ -26,6 +26,8 @@ FORMS = {  # around the origin, about 10 wide
     "house": "M0-5.5L5-.5V4.5H-5V-.5z",
     "dash": "M-5.6-2h11.2v4h-11.2z",
     "pillar": "M-2-5.6h4v11.2h-4z",
+    "hexagon": "M-5.2 0L-2.6-4.5H2.6L5.2 0L2.6 4.5H-2.6z",
+    "tee": "M-5-5H5V-1.6H1.7V5H-1.7V-1.6H-5z",
 }
 COLOURS = 7
 FONT = 13
