@@ -13,7 +13,7 @@ from expunge.experiments.profiles import Profile, Settings
 from expunge.methods import METHODS
 from expunge.methods.lookup import default_tuning, is_path, method_class
 from expunge.methods.readings import readings
-from expunge.training.schedules import OneCycle, Steps, replay
+from expunge.training.schedules import Steps, replay
 from expunge.training.tuning import Tuning
 from expunge.vision.recipes import recipe_for
 
@@ -42,6 +42,8 @@ OTHERS = (  # known beside the paper's; a method that is in METHODS and nowhere 
 )
 FORGET_ALONE = ("gradient-ascent", "mu-mis", "jit")  # read no remain data, so that some of them change nothing
 DAMPENING = ("ssd", "lfssd")  # whose threshold has a ceiling
+SCALED = ("reset-and-distil",)  # trained in one cycle up to the recipe's rate
+OWN_RATIO = ("msg",)  # whose ratio is not the share of weights that the paper masks
 REVISIONS = {  # of rules that were corrected, by method and reading: a cell without it is one of the rule before
     ("tf-idf-mask", "text"): 2,  # term frequency over channels, not over classes
     ("tf-idf-mask", "released"): 2,
@@ -97,8 +99,8 @@ def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
     own = None if name in PAPER_METHODS else default_tuning(readings(method_class(name))[reading])
     if name in PAPER_METHODS or own in REPLAYED:
         return {"schedule": "replayed", "epochs": profile.tuning_epochs}
-    if own is not None and isinstance(own.schedule, OneCycle):
-        return {"schedule": "one-cycle", "epochs": own.schedule.epochs}  # up to the recipe's rate
+    if name in SCALED and own is not None:
+        return {"schedule": "one-cycle", "epochs": own.schedule.epochs}
     return None if own is None else {"schedule": "own", "epochs": own.schedule.epochs}
 
 
@@ -126,7 +128,7 @@ def cells(
     method: dict[str, Any] = {"name": name, "reading": reading}
     if (revision := _revision(name, reading)) is not None:
         method["revision"] = revision
-    if accepts(name, reading, "ratio") is not None:
+    if name not in OWN_RATIO and accepts(name, reading, "ratio") is not None:
         method["ratio"] = recipe.mask_ratio if ratio is None else ratio
     if reading == "text":
         method |= {setting: value for setting, value in profile.settings.get(name, {}).items() if setting != "tuning"}
