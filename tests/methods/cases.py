@@ -58,7 +58,7 @@ CASES = {
     "bad-teacher": lambda tuning=QUICK: BadTeacher(tuning=tuning),
     "scrub": lambda tuning=QUICK: SCRUB(max_epochs=1, tuning=tuning),
     "msg": lambda tuning=QUICK: MSG(tuning=tuning),
-    "sfron": lambda tuning=QUICK: SFRon(remain_steps=2, tuning=tuning),
+    "sfron": lambda tuning=QUICK: SFRon(forget_weight=1.0, remain_steps=2, tuning=tuning),
     "lotus": lambda tuning=QUICK: LoTUS(tuning=tuning),
     "finetune": lambda tuning=QUICK: Finetune(tuning),
     "retrain": lambda tuning=QUICK: Retrain(tuning),
