@@ -76,7 +76,7 @@ CASES = {
     "scrub": lambda tuning=QUICK: SCRUB(max_epochs=1, tuning=tuning),
     "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
     "msg": lambda tuning=QUICK: MSG(tuning=tuning),
-    "sfron": lambda tuning=QUICK: SFRon(remain_steps=2, tuning=tuning),
+    "sfron": lambda tuning=QUICK: SFRon(forget_weight=1.0, remain_steps=2, tuning=tuning),
     "lotus": lambda tuning=QUICK: LoTUS(tuning=tuning),
     "finetune": lambda tuning=QUICK: Finetune(tuning),
     "retrain": lambda tuning=QUICK: Retrain(tuning),
