@@ -1,6 +1,8 @@
 """Collect the methods: frozen dataclasses whose fields are their settings."""
 
 from expunge.methods.activation import ActivationMask, TfIdfMask
+from expunge.methods.choice import Choice
+from expunge.methods.choosing import Choose
 from expunge.methods.context import Method, Run
 from expunge.methods.dampening import SSD
 from expunge.methods.distillation import SCRUB, BadTeacher
@@ -40,6 +42,8 @@ __all__ = [
     "ActivationMask",
     "BadTeacher",
     "ByFisher",
+    "Choice",
+    "Choose",
     "Finetune",
     "FisherMask",
     "FisherNoise",
