@@ -18,7 +18,7 @@ from expunge.metrics.predictions import Predictions, accuracy_of, logits
 
 Kind = Literal["class", "samples"]
 SLACK = 0.01  # of accuracy or of an attack's area, beside what chance does
-ERRORS = 2  # standard errors that count as chance
+ERRORS = 1.5  # standard errors that count as chance
 TELLING = 0.15  # of chance's share in the attack: with more the samples are too few to tell anything
 
 
@@ -52,12 +52,13 @@ class Judge:
     """Measures networks, all on the same data.
 
     `guard` are the data whose accuracy must be kept, None where there are none. `unseen` says that the original was never trained on them
-    (`validation`). `forgotten` are the classes that go as a whole.
+    (`validation`), `trained_on` that the new network is. `forgotten` are the classes that go as a whole.
     """
 
     forget: Data
     guard: Data | None
     unseen: bool
+    trained_on: bool
     forgotten: frozenset[int]
     forget_labels: frozenset[int]
     forget_samples: int
@@ -86,18 +87,39 @@ class Judge:
     def argument(self) -> str:
         return "validation" if self.unseen else "remain"
 
-    def verdict(self, numbers: Numbers, before: Numbers, reads_forget: bool) -> Verdict:
-        """`reads_forget`: the method moved away from the forget data, so they may stand out by losses that are too large."""
+    def verdict(self, numbers: Numbers, before: Numbers, reads_forget: bool, strongest: bool) -> Verdict:
+        """`reads_forget`: the method moved away from the forget data, so they may stand out by losses that are too large. `strongest`:
+        nothing more can be done, so samples that are still harder than unseen ones are of another kind."""
         kept, fell = self._kept(numbers, before)
-        forgotten, left = self._class_left(numbers) if self.kind == "class" else self._samples_left(numbers, reads_forget)
+        forgotten, left = self._class_left(numbers) if self.kind == "class" else self._samples_left(numbers, reads_forget, strongest)
         return Verdict(kept, forgotten, (*fell, *left))
+
+    def are_harder(self, numbers: Numbers) -> bool:
+        """Whether forget samples are wrong more often than others, as they are to a network that never saw their labels where these are wrong."""
+        if self.kind == "class" or numbers.accuracy is None:
+            return False
+        if numbers.attack is not None:
+            return numbers.attack < 0.5 - self._tolerance
+        return numbers.forget + self._spread(numbers.accuracy, self.guard_samples, 3) < numbers.accuracy / 2
+
+    def told(self, numbers: Numbers, before: Numbers) -> str:
+        """What a network came to, in words."""
+        parts = [f"forget data right {_percent(before.forget)} → {_percent(numbers.forget)}"]
+        if numbers.accuracy is not None and before.accuracy is not None:
+            parts.insert(0, f"{self._guarded} right {_percent(before.accuracy)} → {_percent(numbers.accuracy)}")
+        if numbers.attack is not None and before.attack is not None:
+            parts.append(f"told from unseen ones by their losses {before.attack:.2f} → {numbers.attack:.2f} (0.50: by chance)")
+        if self._as_wrong_labels(numbers):
+            parts.append("as few as of wrong labels, which the network had only known by heart")
+        return ", ".join(parts)
 
     def _kept(self, numbers: Numbers, before: Numbers) -> tuple[bool | None, tuple[str, ...]]:
         if numbers.accuracy is None or before.accuracy is None:
             return None, ("nothing is there to measure what became of the rest (pass remain data or `validation`)",)
         count, drop = self._counts[0], before.accuracy - numbers.accuracy
         if drop * count <= max(self.max_drop * count, 1) + 1e-6:
-            return True, ()
+            told = "accuracy on the rest was measured on samples that were trained on, which says little (pass `validation`)"
+            return (None, (told,)) if self.trained_on else (True, ())
         told = f"accuracy on {self._guarded} fell from {_percent(before.accuracy)} to {_percent(numbers.accuracy)}"
         doubt = "" if self.unseen else " (the original had learnt these samples, perhaps by heart: `validation` would tell)"
         return False, (f"{told}, by more than max_drop={self.max_drop:g}{doubt}",)
@@ -108,17 +130,38 @@ class Judge:
             return True, ()
         return False, (f"{_percent(numbers.forget)} of the forget data still get their label",)
 
-    def _samples_left(self, numbers: Numbers, reads_forget: bool) -> tuple[bool | None, tuple[str, ...]]:
+    def _samples_left(self, numbers: Numbers, reads_forget: bool, strongest: bool) -> tuple[bool | None, tuple[str, ...]]:
+        if not reads_forget and self._as_wrong_labels(numbers):
+            return True, ()
         if numbers.attack is None or numbers.unseen is None:
             return None, (self._why_not_measured(),)
         missing, attack = [], numbers.attack
-        tolerance = SLACK + ERRORS * self._attack_error
-        if attack > 0.5 + tolerance or (reads_forget and attack < 0.5 - tolerance):
-            missing.append(f"losses tell the forget data from unseen ones: {attack:.2f}, chance is 0.50 ± {tolerance:.2f}")
-        spread = (numbers.unseen * (1 - numbers.unseen) * (1 / self.forget_samples + 1 / self._counts[1])) ** 0.5
-        if numbers.forget > numbers.unseen + SLACK + ERRORS * spread:
+        if self.are_harder(numbers) and not reads_forget:
+            shares = f"{_percent(numbers.forget)} are right, {_percent(numbers.unseen)} of unseen ones"
+            told = f"the forget data are harder than `validation` ({shares}), as with wrong labels in part"
+            return None if strongest else False, (f"{told}: these cannot tell whether they look unseen",)
+        if abs(attack - 0.5) > self._tolerance:
+            also = ", also with all weights fresh, so they may differ by more than that" if strongest else ""
+            missing.append(f"losses tell the forget data from unseen ones: {attack:.2f}, chance is 0.50 ± {self._tolerance:.2f}{also}")
+        if numbers.forget > numbers.unseen + SLACK + self._spread(numbers.unseen, self._counts[1]):
             missing.append(f"{_percent(numbers.forget)} of the forget data are right, {_percent(numbers.unseen)} of unseen ones")
         return not missing, tuple(missing)
+
+    def _as_wrong_labels(self, numbers: Numbers) -> bool:
+        """Whether as few of the forget labels are given as a network gives wrong ones: no more than it errs on other data."""
+        right = numbers.accuracy if numbers.unseen is None else numbers.unseen
+        if right is None:
+            return False
+        samples = self.guard_samples if numbers.unseen is None else self._counts[1]
+        return numbers.forget <= min(1 - right + SLACK + self._spread(right, samples), right / 2) and self.are_harder(numbers)
+
+    def _spread(self, share: float, samples: int, errors: float = ERRORS) -> float:
+        """What chance does to the difference of this accuracy and that on the forget data."""
+        return float(errors * (share * (1 - share) * (1 / self.forget_samples + 1 / max(1, samples))) ** 0.5)
+
+    @property
+    def _tolerance(self) -> float:
+        return SLACK + ERRORS * self._attack_error
 
     def _why_not_measured(self) -> str:
         if not self.unseen:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from expunge.data.batches import Data
 from expunge.data.parting import first_batches
 from expunge.editing.patches import own_tensors
 from expunge.errors import DivergedError, ModelError
+from expunge.methods.budget import Budget
 from expunge.methods.context import Run
-from expunge.methods.judging import Judge
 from expunge.methods.resetting import ResetAndDistil
+from expunge.methods.situation import Situation
 from expunge.training.schedules import OneCycle
 from expunge.training.tuning import Tuning
 
-SGD_RATES = (0.1, 0.03, 0.01)
+SGD_RATES = (0.03, 0.1, 0.01)  # the first is a guess that does little harm
 ADAM_RATES = (3e-3, 1e-3)
-STEPS = 48  # of each
-NEAR = 1.1  # of the smallest loss: the largest rate within is taken, since a longer training bears more
+SHARE = 0.35  # of the depth that gets fresh weights for the search
+STEPS, FEWEST = 48, 12  # steps of each, and how few are of no use
+SEARCHED = 0.25  # of the budget that the search may take
+GENTLE = 0.01  # where remain data are few
+NEAR = 1.25  # of the smallest loss: the largest rate within is taken, since a longer training bears more
 
 
 @dataclass(frozen=True)
@@ -55,69 +59,78 @@ class Weights:
         model.zero_grad(set_to_none=True)
 
 
-def paces(rate: float | None, batch_normalised: bool) -> list[Pace]:
-    """Those to try: AdamW too where no BatchNorm makes gradient descent easy, as in transformers; a given rate by both."""
+def find_pace(
+    model: nn.Module, forget: Data, situation: Situation, run: Run, budget: Budget, rate: float | None, seed: int
+) -> tuple[Pace, tuple[str, ...]]:
+    """The pace to train at, and in words how it was found; no more of the budget is spent on it than a quarter."""
+    given = () if rate is None else (f"the rate {rate:g} was given",)
+    if situation.remain is None or situation.few:
+        return Pace(rate or GENTLE), given if situation.few else ()
+    among, steps = _paces(model, rate), min(STEPS, situation.steps)
+    if budget.epochs is not None:
+        steps = min(steps, int(SEARCHED * budget.epochs * situation.steps / len(among)))
+    if steps < min(FEWEST, situation.steps):
+        among, steps = among[:1], 4
+    if len(among) == 1 and budget.seconds is None:
+        return among[0], given or (f"too few epochs to search for a rate: {among[0]} is a guess",)
+    losses = _losses(model, forget, situation, run, budget, among, steps, seed)
+    pace = _best(losses)
+    if not math.isfinite(losses[pace]):
+        raise DivergedError(f"no learning rate of {', '.join(map(str, losses))} trains this network; give a method with its tuning")
+    if len(losses) == 1:
+        return pace, given or (f"too little time to search for a rate: {pace} is a guess",)
+    return pace, (*given, f"rate {pace} did best in {steps} steps each of {', '.join(map(str, losses))}")
+
+
+def _paces(model: nn.Module, rate: float | None) -> list[Pace]:
+    """Those to try: AdamW too where no BatchNorm makes gradient descent easy; a rate as AdamW's are by both."""
     if rate is not None:
         return [Pace(rate), Pace(rate, adam=True)] if rate <= max(ADAM_RATES) else [Pace(rate)]
-    adam = [] if batch_normalised else [Pace(peak, adam=True) for peak in ADAM_RATES]
-    return [*map(Pace, SGD_RATES), *adam]
+    easy = any(isinstance(module, _BatchNorm) for module in model.modules())
+    return [*map(Pace, SGD_RATES), *([] if easy else [Pace(peak, adam=True) for peak in ADAM_RATES])]
 
 
-@dataclass(frozen=True)
-class Search:
-    """`losses` on the guard by pace; `seconds` that a step takes; `steps` made in all."""
+def _losses(
+    model: nn.Module, forget: Data, situation: Situation, run: Run, budget: Budget, among: list[Pace], steps: int, seed: int
+) -> dict[Pace, float]:
+    """The loss on the guard after a few steps of each, from fresh weights in the last third of the depth where there can be any.
 
-    pace: Pace
-    losses: dict[Pace, float]
-    seconds: float
-    steps: int
-    share: float | None  # of the depth that could be reset, None: nothing
-
-
-def search(
-    model: nn.Module,
-    forget: Data,
-    remain: Data,
-    run: Run,
-    judge: Judge,
-    among: list[Pace],
-    batch_size: int,
-    seed: int,
-    share: float,
-    steps: int = STEPS,
-    enough: Callable[[float], bool] = lambda spent: False,
-) -> Search:
-    """Train each for a few steps from fresh weights in the last `share` of the depth, and take the one with the smallest loss on the guard.
-
-    `enough(seconds)` is asked after each and ends the search.
+    Ends early where a quarter of the seconds is spent; steps are timed.
     """
-    start = Weights(model)
-    quiet = replace(run, after_epoch=lambda epoch: None, epochs=[], progress=False)
-    part = first_batches(remain, "remain", batch_size, steps)
+    start, quiet = Weights(model), replace(run, after_epoch=lambda epoch: None, epochs=[], progress=False)
+    part = first_batches(situation.remain, "remain", situation.batch_size, steps)
     losses: dict[Pace, float] = {}
-    step, made, resettable, began = math.inf, 0, True, time.perf_counter()
+    reset: float | tuple[str, ...] = SHARE
+    step = math.inf
     for pace in among:
+        if losses and budget.seconds is not None and time.perf_counter() - budget.began > SEARCHED * budget.seconds:
+            break
         started = time.perf_counter()
         try:
-            try:
-                method = ResetAndDistil(share if resettable else (), tuning=pace.tuning(1, batch_size, seed))
-                method(model, forget, part, quiet)
-            except ModelError:
-                if not resettable:
-                    raise
-                resettable = False
-                start.restore(model)
-                ResetAndDistil((), tuning=pace.tuning(1, batch_size, seed))(model, forget, part, quiet)
+            reset = _short_run(model, forget, part, quiet, reset, pace.tuning(1, situation.batch_size, seed), start)
             step = min(step, (time.perf_counter() - started) / len(part))
-            losses[pace] = judge.measure(model).loss
+            losses[pace] = situation.judge.measure(model).loss
         except DivergedError:
             losses[pace] = math.inf
         finally:
             start.restore(model)
-        made += len(part)
-        if enough(time.perf_counter() - began):
-            break
-    return Search(_best(losses), losses, step, made, share if resettable else None)
+        budget.spend(len(part) / situation.steps)
+        budget.timed(step, situation.steps)
+    return losses
+
+
+def _short_run(
+    model: nn.Module, forget: Data, part: Data, run: Run, reset: float | tuple[str, ...], tuning: Tuning, start: Weights
+) -> float | tuple[str, ...]:
+    """Train, and return what could be reset."""
+    try:
+        ResetAndDistil(reset, tuning=tuning)(model, forget, part, run)
+    except ModelError:
+        if reset == ():
+            raise
+        start.restore(model)
+        return _short_run(model, forget, part, run, (), tuning, start)
+    return reset
 
 
 def _best(losses: dict[Pace, float]) -> Pace:

@@ -51,7 +51,7 @@ def seen(forget: Data, remain: Data | None, run: Run, max_drop: float, seed: int
         classes = _classes_alone(forgotten, run.logits[1])
         told.append("no remain data: only an edit of weights is possible, and nothing protects the rest")
         told.append(_kind(classes, forgotten, "judged by its labels alone"))
-        return Situation(_judge(forget, forgotten, classes, run.validation, True, run, max_drop), None, 0, False, 0, 0, tuple(told))
+        return Situation(_judge(forget, forgotten, classes, run.validation, run, max_drop), None, 0, False, 0, 0, tuple(told))
     kept = _labels(remain, "remain", run)
     classes = {*forgotten.tolist()} - {*kept.tolist()} - {IGNORED}
     if classes != {*forgotten.tolist()} - {IGNORED}:
@@ -60,10 +60,10 @@ def seen(forget: Data, remain: Data | None, run: Run, max_drop: float, seed: int
     samples = len(kept)
     size = next(size for least, size in ((8192, 128), (2048, 64), (256, 32), (0, 16)) if samples >= least)
     few = samples < max(FEW, FEW_PER_CLASS * len(kept[kept != IGNORED].unique()))
-    guard, unseen, train = run.validation, True, remain
+    guard, train, unseen = run.validation, remain, run.validation is not None
     if guard is None:
-        guard, train, unseen = _held_apart(remain, kept, run, few, seed, size, told)
-    judge = _judge(forget, forgotten, classes, guard, unseen, run, max_drop)
+        guard, train = _held_apart(remain, kept, run, few, seed, size, told)
+    judge = _judge(forget, forgotten, classes, guard, run, max_drop, unseen, trained_on=guard is train)
     return Situation(judge, train, samples, few, size, len(as_batches(train, "remain", size)), tuple(told))
 
 
@@ -73,23 +73,32 @@ def _kind(classes: set[int], labels: Tensor, how: str) -> str:
     return f"the forget data are {counted(len(labels), 'sample')}: {how}"
 
 
-def _held_apart(remain: Data, labels: Tensor, run: Run, few: bool, seed: int, size: int, told: list[str]) -> tuple[Data, Data, bool]:
-    """(the guard, the data to train on, False: the original has seen both)."""
+def _held_apart(remain: Data, labels: Tensor, run: Run, few: bool, seed: int, size: int, told: list[str]) -> tuple[Data, Data]:
+    """(the guard, the data to train on)."""
     parts = None if few or len(labels) * HELD < ENOUGH else cuttable(remain, "remain", size)
     if parts is None or parts.samples != len(labels):
         why = "too few" if few or len(labels) * HELD < ENOUGH else "in a form of which none can be held apart"
         told.append(f"the remain data, {why}, are both trained on and used to guard the rest: pass `validation`")
-        return remain, remain, False
+        return remain, remain
     if isinstance(as_batches(remain, "remain", size).source, DataLoader):  # it may shuffle
         labels = _labels(parts.at(torch.arange(parts.samples), True), "remain", run)
     kept, held = drawn_apart(labels if labels.dim() == 1 else len(labels), HELD, MOST, seed)
     told.append(f"no `validation`: {len(held):,} remain samples are held apart to guard the rest, and never trained on")
-    return parts.at(held, True), parts.at(kept, False), False
+    return parts.at(held, True), parts.at(kept, False)
 
 
-def _judge(forget: Data, labels: Tensor, classes: set[int], guard: Data | None, unseen: bool, run: Run, max_drop: float) -> Judge:
+def _judge(
+    forget: Data,
+    labels: Tensor,
+    classes: set[int],
+    guard: Data | None,
+    run: Run,
+    max_drop: float,
+    unseen: bool = True,
+    trained_on: bool = False,
+) -> Judge:
     known = frozenset({*labels.unique().tolist()} - {IGNORED})
-    return Judge(forget, guard, unseen, frozenset(classes), known, len(labels), max_drop, run)
+    return Judge(forget, guard, unseen, trained_on, frozenset(classes), known, len(labels), max_drop, run)
 
 
 def _classes_alone(labels: Tensor, outputs: int) -> set[int]:
