@@ -68,5 +68,6 @@ class Choose:
 
 def _choice(best: Result, trials: Trials, told: tuple[str, ...]) -> Choice:
     others = [tried for tried in trials.tried if tried.method != best.label]
-    reasons = (*told, best.rung.why, *(f"tried too: {tried.method}: {tried.result}" for tried in others), *trials.notes)
+    came = trials.situation.judge.told(best.numbers, trials.before)
+    reasons = (*told, best.rung.why, came, *(f"tried too: {tried.method}: {tried.result}" for tried in others), *trials.notes)
     return Choice(repr(best.method), best.label, reasons, best.verdict.met, best.verdict.missing, tuple(trials.tried))

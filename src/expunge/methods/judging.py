@@ -95,7 +95,7 @@ class Judge:
         return Verdict(kept, forgotten, (*fell, *left))
 
     def are_harder(self, numbers: Numbers) -> bool:
-        """Whether forget samples are wrong more often than others, as they are to a network that never saw their labels where these are wrong."""
+        """Whether forget samples are wrong more often than others: so are wrong labels to a network that never saw them."""
         if self.kind == "class" or numbers.accuracy is None:
             return False
         if numbers.attack is not None:

@@ -109,7 +109,11 @@ def _with_few(situation: Situation) -> list[Rung]:
     """A small mask and gentle steps: of a class at once, of samples where doing less does not do."""
     epochs = max(5, min(20, 40 // situation.steps))
     what = "of the weights are masked and the rest is fine-tuned gently, since remain data are too few to learn fresh weights from"
-    return [_mask(ratio, number, epochs, f"{100 * ratio:g} % {what}") for number, ratio in enumerate((0.001, 0.005, 0.02, 0.05))]
+    rungs = [_mask(ratio, number, epochs, f"{100 * ratio:g} % {what}") for number, ratio in enumerate((0.001, 0.005, 0.02, 0.05), start=1)]
+    least = "it is taught its own answers on the remain data, since these are too few to learn fresh weights from"
+    # Hardly forgets, so only where it can be seen whether it did.
+    distilled = Rung("ResetAndDistil(())", least, 0, epochs, lambda tuning: _distilled((), tuning))
+    return [distilled, *rungs] if situation.judge.telling else rungs
 
 
 def _mask(ratio: float, strength: int, epochs: int, why: str) -> Rung:

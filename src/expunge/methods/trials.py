@@ -25,6 +25,7 @@ from expunge.runtime.display import counted
 from expunge.runtime.progress import announce
 
 MANY_WRONG = 0.2  # of all data: from here on wrong labels have spoilt what the network teaches
+DIVERGED = "diverged"
 BROKEN = 0.1  # of accuracy: a network that lost more is of less use than one that did not forget
 
 
@@ -70,8 +71,11 @@ class Trials:
             if epochs is None:
                 continue
             result = self._attempt(rung, pace, epochs)
+            if self._collapsed(result):
+                pace, slower = replace(pace, peak=pace.peak / 3), self._epochs(rung)
+                result = None if slower is None else self._attempt(rung, pace, slower)
             if result is None:
-                pace = replace(pace, peak=pace.peak / 3) if self.tried[-1].result.startswith("diverged") else pace
+                rungs = [other for other in rungs if other.label != rung.label]
                 continue
             rungs = left(rungs, rung, result.verdict)
             if self._spoilt(result):
@@ -79,17 +83,18 @@ class Trials:
                 rungs = [all_fresh(self.situation, "all weights fresh: labels that are wrong and many have spoilt the others")]
 
     def best(self) -> Result:
-        """Not broken, most goals met, of these those that forgot, of these the most accurate."""
+        """Most goals met, of these those that forgot, or forgot most, of these the most accurate; one that broke the rest where all did."""
         if not self.results:
-            raise InputError(
-                "method", "must be given, for nothing that was tried works here", "; ".join(tried.result for tried in self.tried)
-            )
+            results = "; ".join(tried.result for tried in self.tried)
+            raise InputError("method", "must be given, for nothing that was tried works here", results)
 
-        def rank(result: Result) -> tuple[bool, int, bool, float]:
+        def rank(result: Result) -> tuple[bool, int, bool, float, float]:
             kept, forgotten = result.verdict.kept is not False, result.verdict.forgotten is not False
             accuracy = 1.0 if result.numbers.accuracy is None else result.numbers.accuracy
             broken = (self.before.accuracy or 0.0) - accuracy > max(BROKEN, 2 * self.situation.judge.max_drop)
-            return not broken, kept + forgotten, forgotten, accuracy
+            known = result.numbers.forget if result.numbers.attack is None else result.numbers.attack
+            left = 0.0 if forgotten else round(known, 2)
+            return (False, 0, False, 0.0, accuracy) if broken else (True, kept + forgotten, forgotten, -left, accuracy)
 
         return max(self.results, key=rank)
 
@@ -140,7 +145,7 @@ class Trials:
         except (ModelError, DivergedError) as error:
             diverged = isinstance(error, DivergedError)
             self.impossible = self.impossible or not diverged
-            self._note(label, epochs, started, None, f"{'diverged' if diverged else 'not possible'}: {error}")
+            self._note(label, epochs, started, None, f"{DIVERGED if diverged else 'not possible'}: {error}")
             self.run.take_records()
             return None
         else:
@@ -156,6 +161,13 @@ class Trials:
     def _note(self, label: str, epochs: int, started: float, numbers: Numbers | None, result: str) -> None:
         accuracy, forget, attack = (None,) * 3 if numbers is None else (numbers.accuracy, numbers.forget, numbers.attack)
         self.tried.append(Tried(label, epochs, time.perf_counter() - started, accuracy, forget, attack, result))
+
+    def _collapsed(self, result: Result | None) -> bool:
+        """Whether the rate was too large: training diverged, or half the accuracy is gone."""
+        if result is None:
+            return self.tried[-1].result.startswith(DIVERGED)
+        numbers = result.numbers
+        return bool(result.rung.resets and numbers.accuracy is not None and numbers.accuracy < (self.before.accuracy or 0) / 2)
 
     def _spoilt(self, result: Result) -> bool:
         many = self.situation.share >= MANY_WRONG and not self.situation.few
