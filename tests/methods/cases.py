@@ -15,6 +15,7 @@ from expunge.methods import (
     ActivationMask,
     BadTeacher,
     ByFisher,
+    Choose,
     Finetune,
     FisherMask,
     FisherNoise,
@@ -73,6 +74,7 @@ READINGS = {  # those that have a constructor of their own
 UNLISTED = {  # not in METHODS yet, which would give them a row in every table
     "reset-and-distil": lambda tuning=QUICK: ResetAndDistil(tuning=tuning),
     "reset-by-fisher-and-distil": lambda tuning=QUICK: ResetAndDistil(ByFisher(0.6), tuning=tuning),
+    "choose": lambda tuning=QUICK: Choose(epochs=2),  # has no tuning of its own: two epochs for all it does
 }
 
 OWN: dict[str, Callable] = {}  # in place of all these, where `pytest --method` names a class
@@ -89,6 +91,7 @@ def own(path: str) -> dict[str, Callable]:
     return {path if reading == "text" else f"{path}-{reading}": case(build) for reading, build in readings(method_class(path)).items()}
 
 
+CHOOSES = ("choose",)  # does something else without remain data
 NEEDS_NO_REMAIN = ("gradient-ascent",)  # trains on the forget data alone
 WITHOUT_TUNING = (
     "fisher-mask",

@@ -9,6 +9,7 @@ from torch import nn
 
 from expunge.data.batches import Data
 from expunge.editing.patches import Patch
+from expunge.errors import ModelError
 from expunge.methods.budget import Budget
 from expunge.methods.choice import Choice
 from expunge.methods.context import Run
@@ -53,6 +54,8 @@ class Choose:
         make_plain(self)
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ModelError("model: has no parameter that requires a gradient, nothing can be changed")
         budget = Budget(self.epochs, self.seconds)
         situation = seen(forget, remain, run, self.max_drop, self.seed)
         trials = Trials(model, forget, situation, run, budget, self.seed)

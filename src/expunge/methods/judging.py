@@ -74,6 +74,7 @@ class Judge:
         right = accuracy_of(forget)
         if self.guard is None:
             return Numbers(None, right)
+        assert self.guard_samples  # counted first, which checks them
         guard = self._predict(model, self.guard, self.argument)
         rest = _at(guard, self._stays(guard.targets))
         numbers = Numbers(accuracy_of(rest), right, loss=_finite(float(self._losses(rest).mean())))
