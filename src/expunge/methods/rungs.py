@@ -110,6 +110,7 @@ def _with_few(situation: Situation) -> list[Rung]:
     epochs = max(5, min(20, 40 // situation.steps))
     what = "of the weights are masked and the rest is fine-tuned gently, since remain data are too few to learn fresh weights from"
     rungs = [_mask(ratio, number, epochs, f"{100 * ratio:g} % {what}") for number, ratio in enumerate((0.001, 0.005, 0.02, 0.05), start=1)]
+    rungs.append(_mask(0.005, 0, 0, "0.5 % of the weights are masked and nothing is trained, since remain data are too few for more"))
     least = "it is taught its own answers on the remain data, since these are too few to learn fresh weights from"
     # Hardly forgets, so only where it can be seen whether it did.
     distilled = Rung("ResetAndDistil(())", least, 0, epochs, lambda tuning: _distilled((), tuning))

@@ -1,6 +1,7 @@
 """Measure a model on data, its predictions, or a history of epochs, by pure functions."""
 
 from expunge.metrics.accuracy import accuracy, unlearn_score
+from expunge.metrics.attacks import attack_error, loss_attack
 from expunge.metrics.comparison import agreement, divergence
 from expunge.metrics.epochs import BestEpoch, Stability, best_epoch, fluctuation, stability
 from expunge.metrics.predictions import (
@@ -23,12 +24,14 @@ __all__ = [
     "accuracy",
     "accuracy_of",
     "agreement",
+    "attack_error",
     "attack_success",
     "best_epoch",
     "class_accuracies",
     "divergence",
     "fluctuation",
     "logits",
+    "loss_attack",
     "mean_loss",
     "predicted_shares",
     "relearn_time",

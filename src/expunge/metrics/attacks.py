@@ -18,8 +18,8 @@ def loss_attack(seen: Tensor, unseen: Tensor) -> float:
     ordered = unseen.double().sort().values
     losses = seen.double()
     below, up_to = (torch.searchsorted(ordered, losses, right=right) for right in (False, True))
-    larger = len(ordered) - up_to
-    return float((larger + (up_to - below) / 2).sum() / (len(losses) * len(ordered)))
+    doubled = int((2 * len(ordered) - up_to - below).sum())  # 2 for each unseen loss that is larger, 1 for a tie
+    return doubled / (2 * len(losses) * len(ordered))
 
 
 def attack_error(seen: int, unseen: int) -> float:
