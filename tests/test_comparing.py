@@ -98,13 +98,14 @@ def test_the_default_methods_keep_what_is_not_to_be_forgotten():
         assert found[label].history[-1].accuracies["remain"] > found.before["remain"] - 0.1, label
 
 
+@pytest.mark.filterwarnings("ignore::expunge.errors.GoalNotMetWarning")
 def test_validation_is_for_those_that_choose():
     held = Subset(cases.dataset(), [1, 2, 4, 5])
     remain = Subset(cases.dataset(), [row for row in range(6, 48) if row % 3])
     methods = {"chosen": expunge.Choose(epochs=1, max_drop=1.0), "mask": MASK}
     found = compare(cases.model(), cases.forget(), remain, methods, validation=iter(DataLoader(held, 2)))
     assert isinstance(found["mask"], Outcome) and found["mask"].choice is None
-    assert any("samples of `validation` right" in reason for reason in found["chosen"].choice.reasons)
+    assert any("`validation` samples" in reason for reason in found["chosen"].choice.reasons)
 
 
 def test_iterators_are_read_for_every_method():

@@ -155,7 +155,7 @@ def test_samples_held_apart_are_never_trained_on():
     rows = data.labels == 0
     forget, remain = (Subset(data, torch.nonzero(part).flatten().tolist()) for part in (rows, ~rows))
     outcome = unlearn(model, forget, remain, objective=watched_training(counts), watch={})
-    assert "no `validation`: 48 remain samples are held apart to guard the rest, and never trained on" in outcome.choice.reasons
+    assert "no `validation`: 48 remain samples are held apart to guard the rest" in outcome.choice.reasons
     assert len(torch.cat(counts).unique()) == len(remain) - 48
 
 
@@ -345,7 +345,7 @@ def test_where_the_goal_is_not_met_the_best_is_returned_and_marked(model, tmp_pa
         outcome = unlearn(model, *CLASS, Choose(epochs=1, rate=1e-4), validation=UNSEEN)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert outcome.choice.goal_met is False and outcome.epochs[-1].epoch == 1
-    assert "\nGOAL NOT MET: accuracy on 180 samples of `validation` fell from " in str(outcome) and "GOAL NOT MET" in outcome._repr_html_()
+    assert "\nGOAL NOT MET: accuracy on 180 `validation` samples fell from " in str(outcome) and "GOAL NOT MET" in outcome._repr_html_()
     loaded = expunge.load_outcome(outcome.save(tmp_path / "outcome"), model)
     assert loaded.choice == outcome.choice and str(loaded) == str(outcome)
     content = json.loads((tmp_path / "outcome" / "result.json").read_text())

@@ -105,11 +105,11 @@ class Judge:
 
     def told(self, numbers: Numbers, before: Numbers) -> str:
         """What a network came to, in words."""
-        parts = [f"forget data right {_percent(before.forget)} → {_percent(numbers.forget)}"]
+        parts = [f"forget data {100 * before.forget:.1f} → {_percent(numbers.forget)}"]
         if numbers.accuracy is not None and before.accuracy is not None:
-            parts.insert(0, f"{self._guarded} right {_percent(before.accuracy)} → {_percent(numbers.accuracy)}")
+            parts.insert(0, f"right of {self._guarded} {100 * before.accuracy:.1f} → {_percent(numbers.accuracy)}")
         if numbers.attack is not None and before.attack is not None:
-            parts.append(f"told from unseen ones by their losses {before.attack:.2f} → {numbers.attack:.2f} (0.50: by chance)")
+            parts.append(f"told from unseen by their losses {before.attack:.2f} → {numbers.attack:.2f} (0.50: not at all)")
         if self._as_wrong_labels(numbers):
             parts.append("as few as of wrong labels, which the network had only known by heart")
         return ", ".join(parts)
@@ -173,7 +173,7 @@ class Judge:
 
     @property
     def _guarded(self) -> str:
-        return f"{self._counts[0]:,} samples of {'`validation`' if self.unseen else 'the remain data'}"
+        return f"{self._counts[0]:,} {'`validation`' if self.unseen else 'remain'} samples"
 
     @property
     def telling(self) -> bool:

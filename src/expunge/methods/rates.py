@@ -79,7 +79,7 @@ def find_pace(
         raise DivergedError(f"no learning rate of {', '.join(map(str, losses))} trains this network; give a method with its tuning")
     if len(losses) == 1:
         return pace, given or (f"too little time to search for a rate: {pace} is a guess",)
-    return pace, (*given, f"rate {pace} did best in {steps} steps each of {', '.join(map(str, losses))}")
+    return pace, (*given, f"rate {pace}: the best of {len(losses)} that were tried for {steps} steps each")
 
 
 def _paces(model: nn.Module, rate: float | None) -> list[Pace]:

@@ -83,7 +83,7 @@ def _held_apart(remain: Data, labels: Tensor, run: Run, few: bool, seed: int, si
     if isinstance(as_batches(remain, "remain", size).source, DataLoader):  # it may shuffle
         labels = _labels(parts.at(torch.arange(parts.samples), True), "remain", run)
     kept, held = drawn_apart(labels if labels.dim() == 1 else len(labels), HELD, MOST, seed)
-    told.append(f"no `validation`: {len(held):,} remain samples are held apart to guard the rest, and never trained on")
+    told.append(f"no `validation`: {len(held):,} remain samples are held apart to guard the rest")
     return parts.at(held, True), parts.at(kept, False)
 
 
