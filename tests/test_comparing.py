@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 import expunge
 from expunge import SSD, BadTeacher, Finetune, FisherMask, InputError, Objective, Outcome, compare, load_outcome, metrics, unlearn
@@ -92,10 +92,20 @@ def test_the_default_methods_keep_what_is_not_to_be_forgotten():
         model = nn.Sequential(nn.Flatten(), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
     expunge.train(model, cases.dataset(), expunge.Tuning(expunge.Constant(0.1, 20), batch_size=16))
     found = compare(model, cases.forget(), cases.remain())
-    assert list(found) == ["FisherMask", "FisherMask, as released", "SSD", "RandomLabels", "BadTeacher", "SCRUB"]
+    assert list(found) == ["Choose", "FisherMask", "FisherMask, as released", "SSD", "RandomLabels", "BadTeacher", "SCRUB"]
     assert found.before["remain"] > 0.9
     for label in found:
         assert found[label].history[-1].accuracies["remain"] > found.before["remain"] - 0.1, label
+
+
+@pytest.mark.filterwarnings("ignore::expunge.errors.GoalNotMetWarning")
+def test_validation_is_for_those_that_choose():
+    held = Subset(cases.dataset(), [1, 2, 4, 5])
+    remain = Subset(cases.dataset(), [row for row in range(6, 48) if row % 3])
+    methods = {"chosen": expunge.Choose(epochs=1, max_drop=1.0), "mask": MASK}
+    found = compare(cases.model(), cases.forget(), remain, methods, validation=iter(DataLoader(held, 2)))
+    assert isinstance(found["mask"], Outcome) and found["mask"].choice is None
+    assert any("`validation` samples" in reason for reason in found["chosen"].choice.reasons)
 
 
 def test_iterators_are_read_for_every_method():

@@ -74,8 +74,15 @@ BAD_INPUT = {
         r"5\.weight must be finite; found -inf",
         lambda: unlearn(broken_weight(-float("inf")), cases.forget(), cases.remain()),
     ),
-    "nothing to mask": ("no parameter is left to mask", lambda: unlearn(only_a_head(), cases.forget(), cases.remain())),
-    "all frozen": ("no parameter is left to mask", lambda: unlearn(cases.model().requires_grad_(False), cases.forget(), cases.remain())),
+    "nothing to mask": ("no parameter is left to mask", lambda: unlearn(only_a_head(), cases.forget(), cases.remain(), FisherMask())),
+    "all frozen": (
+        "no parameter is left to mask",
+        lambda: unlearn(cases.model().requires_grad_(False), cases.forget(), cases.remain(), FisherMask()),
+    ),
+    "all frozen, and no method": (
+        "model: has no parameter that requires a gradient, nothing can be changed",
+        lambda: unlearn(cases.model().requires_grad_(False), cases.forget(), cases.remain()),
+    ),
     "BatchNorm without statistics": ("BatchNorm.*found 2$", lambda: unlearn(without_statistics(), cases.forget(), cases.remain())),
     "arrays": (
         "forget: .*must be tensors; found ndarray",
@@ -93,7 +100,7 @@ BAD_INPUT = {
     "a class as method": ("method: .*FisherMask", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask)),
     "no remain data": (
         "remain: FisherMask with tuning needs the data to keep; pass remain data, or tuning=None",
-        lambda: unlearn(cases.model(), cases.forget()),
+        lambda: unlearn(cases.model(), cases.forget(), method=FisherMask()),
     ),
     "unknown head": ("head: must name parameters", lambda: unlearn(cases.model(), cases.forget(), cases.remain(), head=("nine.weight",))),
     "bad watch": (
@@ -427,6 +434,7 @@ def transformer():
     return model, category(data.train, 0)
 
 
+@pytest.mark.slow
 def test_a_call_without_settings_does_a_pretrained_transformer_no_harm(transformer):
     model, (forget, remain) = transformer
     history = unlearn(model, forget, remain).history

@@ -15,7 +15,7 @@ from torch import nn
 from expunge.data.batches import Data
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import ExpungeError, InputError
-from expunge.methods import SCRUB, SSD, BadTeacher, FisherMask, Method, RandomLabels
+from expunge.methods import SCRUB, SSD, BadTeacher, Choose, FisherMask, Method, RandomLabels
 from expunge.methods.labelling import labelled_methods
 from expunge.metrics import accuracy, unlearn_score
 from expunge.model.checks import check_module
@@ -34,8 +34,9 @@ FAILED = "–"
 Methods = Mapping[str, Method | str] | Iterable[Method | str]
 Accuracies = Mapping[str, float]
 
-# Methods that need no schedule tuned to the model: no training at all, or the small rates of their papers.
+# Methods that need no schedule tuned to the model: one that finds its own, no training at all, or the small rates of their papers.
 DEFAULT: Mapping[str, Method | str] = {
+    "Choose": Choose(),
     "FisherMask": FisherMask(tuning=None),
     "FisherMask, as released": FisherMask.as_released(tuning=None),
     "SSD": SSD(),
@@ -155,6 +156,7 @@ def compare(
     methods: Methods = DEFAULT,
     *,
     retrained: nn.Module | None = None,
+    validation: Data | None = None,
     objective: Objective = Objective(),
     head: Sequence[str] | str | None = None,
     watch: Mapping[str, Data] | None = None,
@@ -165,7 +167,7 @@ def compare(
 
     `methods` are methods with their settings, names as in METHODS (with the defaults), or a mapping of labels to these. A method that
     cannot work here becomes a row with its reason, and the others go on; an error that all of them have in common is raised. `retrained` is
-    a network trained without the forget data, measured beside them.
+    a network trained without the forget data, measured beside them; `validation` is for methods that choose (`Choose`).
     """
     labelled = labelled_methods(methods)
     progress = is_shown(progress)
@@ -173,7 +175,7 @@ def compare(
     check_objective(objective)
     if watch is not None and not isinstance(watch, Mapping):
         raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)
-    forget, remain = _rereadable(forget), _rereadable(remain)
+    forget, remain, validation = _rereadable(forget), _rereadable(remain), _rereadable(validation)
     watch = None if watch is None else {name: _rereadable(data) for name, data in watch.items()}
     watched = {"remain": remain, "forget": forget} if watch is None else watch
     parts = {name: data for name, data in watched.items() if data is not None}
@@ -189,7 +191,16 @@ def compare(
         announce(f"{shortened(label)} ({number} of {len(labelled)})", progress)
         try:
             results[label] = unlearn(
-                model, forget, remain, method, objective=objective, head=head, watch=watch, batch_size=batch_size, progress=progress
+                model,
+                forget,
+                remain,
+                method,
+                validation=validation if getattr(method, "takes_validation", False) else None,
+                objective=objective,
+                head=head,
+                watch=watch,
+                batch_size=batch_size,
+                progress=progress,
             )
         except ExpungeError as error:
             results[label] = error

@@ -50,6 +50,10 @@ class LostAccuracyWarning(UserWarning):
     """After the training of a method, the network is much worse on the remain data than before."""
 
 
+class GoalNotMetWarning(UserWarning):
+    """No setting that was tried met the goal; the outcome is the best there was."""
+
+
 @contextmanager
 def naming(argument: str) -> Iterator[None]:
     """Within the context, an error about data names this argument: the code that reads batches does not know where they came from."""

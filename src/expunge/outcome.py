@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from expunge.editing.patches import Patch, own_tensors
 from expunge.errors import InputError, MismatchError
-from expunge.methods import Method
+from expunge.methods import Choice, Method
 from expunge.model.checks import check_module
 from expunge.model.copying import copied
 from expunge.runtime.display import counted, first_rows, html_table, shortened, text_table
-from expunge.storage.codec import Amount, Count, Share, decode
+from expunge.storage.codec import Amount, Count, Share, decode, encode
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.files import write_json
 from expunge.storage.folders import RESULT, reserved, signature
@@ -47,7 +47,8 @@ class Outcome:
 
     `history` begins with the record of the caller's model; `epochs` skips it. `patch.revert(outcome.model)` restores the original weights
     and buffers, bit for bit, after every method. `patch` is None only where a method replaced the model's parameters by others. `edit` is
-    what the method set before any training (masked weights, noise, a Newton step), None where it only trains.
+    what the method set before any training (masked weights, noise, a Newton step), None where it only trains. `choice` tells which method
+    was chosen and why, None where the caller named one.
     """
 
     model: nn.Module
@@ -56,6 +57,7 @@ class Outcome:
     seconds: float
     method: Method | str  # its repr where the outcome was loaded
     edit: Patch | None = None
+    choice: Choice | None = None
 
     @property
     def epochs(self) -> list[Record]:
@@ -74,6 +76,7 @@ class Outcome:
             "watched": list(self.history[0].accuracies) if self.history else [],
             "history": [asdict(record) for record in self.history],
             "weights": weights_digest(self.model),
+            "choice": encode(self.choice),
         }
 
         def write(new: Path) -> None:
@@ -90,10 +93,12 @@ class Outcome:
         return f"Outcome({self._title()}, {watched or 'nothing watched'})"
 
     def __str__(self) -> str:
-        return text_table(self._title(), self._rows())
+        table = text_table(self._title(), self._rows())
+        return table if self.choice is None else "\n".join([table, *self.choice.lines()])
 
     def _repr_html_(self) -> str:
-        return html_table(self._title(), self._rows())
+        title = self._title() if self.choice is None else " ".join([f"{self._title()};", *self.choice.lines()])
+        return html_table(title, self._rows())
 
     def _title(self) -> str:
         name = self.method.partition("(")[0] if isinstance(self.method, str) else type(self.method).__name__
@@ -139,7 +144,7 @@ def load_outcome(folder: str | os.PathLike[str], model: nn.Module) -> Outcome:
     patches = {name: Patch.load(path / f"{name}.safetensors") for name in ("patch", "edit") if f"{name}.safetensors" in saved.files}
     for patch in patches.values():
         patch.mask(changed)  # refused where it is for a model of another form
-    return Outcome(changed, patches.get("patch"), history, saved.seconds, saved.method, patches.get("edit"))
+    return Outcome(changed, patches.get("patch"), history, saved.seconds, saved.method, patches.get("edit"), saved.choice)
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,7 @@ class _Saved:
     watched: tuple[str, ...]
     history: tuple[Record, ...]
     weights: str
+    choice: Choice | None = None
 
     def records(self) -> list[Record]:
         """With the watched data in their order, which JSON does not keep; not all are measured after every epoch."""

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,8 @@ from expunge.data.labels import as_labels
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.data.overlap import check_disjoint
 from expunge.editing.patches import Patch, own_tensors
-from expunge.errors import InputError, LostAccuracyWarning, ModelError, naming
-from expunge.methods import METHODS, FisherMask, Method, Run
+from expunge.errors import GoalNotMetWarning, InputError, LostAccuracyWarning, ModelError, UncheckedWarning, naming
+from expunge.methods import METHODS, Choice, Choose, FisherMask, Method, Run
 from expunge.metrics.accuracy import check_targets, tally, unlearn_score
 from expunge.model import heads
 from expunge.model.checks import check_finite, check_model, finite_tensors, screened
@@ -34,8 +35,12 @@ def unlearn(
     model: nn.Module,
     forget: Data,
     remain: Data | None = None,
-    method: Method = FisherMask(),
+    method: Method | None = None,
     *,
+    validation: Data | None = None,
+    max_drop: float | None = None,
+    epochs: float | None = None,
+    seconds: float | None = None,
     objective: Objective = Objective(),
     head: Sequence[str] | str | None = None,
     watch: Mapping[str, Data] | None = None,
@@ -46,6 +51,10 @@ def unlearn(
 
     Data are datasets, loaders or iterables of batches, (x, y) or mappings; or all samples at once, a tuple (x, y).
 
+    `method` None: one is chosen by what is there, within `epochs` over the remain data and `seconds`, so that accuracy on held-out data
+    falls by no more than `max_drop` (0.02); `outcome.choice` tells which and why. `validation` are data that the model was never trained
+    on: only they can show that samples look unseen. See `Choose`.
+
     `watch` maps names to data. Their accuracies are recorded before anything is done and after every epoch; {} records none. None watches
     the forget data and the remain data; these only before, after the edit and at the end, since a pass over them takes long.
 
@@ -55,6 +64,7 @@ def unlearn(
     The caller's weights, modes, flags, gradients and random states stay as they are, also when this raises.
     """
     check_model(model)
+    method = _chosen(method, validation, {"max_drop": max_drop, "epochs": epochs, "seconds": seconds})
     if not callable(method) or isinstance(method, type):
         kind = METHODS.get(method, FisherMask) if isinstance(method, str) else method if isinstance(method, type) else FisherMask
         raise InputError("method", f"must be a method with its settings, such as {kind.__name__}()", shown(method))
@@ -70,10 +80,14 @@ def unlearn(
         raise InputError("remain", "must not be the forget set", "the same object")
     if remain is not None:
         forget, remain = as_dataset(forget, "forget"), as_dataset(remain, "remain")
+    if validation is not None and (validation is forget or validation is remain):
+        raise InputError("validation", "must be data that the model was never trained on", "the forget or the remain data")
+    validation = None if validation is None else as_dataset(validation, "validation")
     # The copy and whatever is made of it must be trainable, also where the caller is in inference mode.
     with torch.inference_mode(False), seeded(0, device_of(model)):
         forget = _rereadable(forget, "forget", batch_size)
         remain = None if remain is None else _rereadable(remain, "remain", batch_size)
+        validation = None if validation is None else _rereadable(validation, "validation", batch_size)
         watched = {"remain": remain, "forget": forget} if watch is None else watch
         arguments = {name: name if watch is None else f"watch[{name!r}]" for name in watched}
         watched_batches = {name: as_batches(data, arguments[name], batch_size) for name, data in watched.items() if data is not None}
@@ -82,6 +96,8 @@ def unlearn(
         logits = _check_forget(changed, forget, objective, batch_size)
         if remain is not None:
             check_disjoint(forget, remain, objective, progress)
+        if validation is not None:
+            _check_unseen(changed, validation, forget, remain, objective, batch_size, progress)
         for name, batches in watched_batches.items():
             _check_watched(changed, batches, arguments[name], objective)
         # No batch of a loader is read beyond what a method reads: it may be costly, or a stream.
@@ -106,19 +122,73 @@ def unlearn(
             still_finite()  # before accuracies are measured, whose error would say less
             history.record(epoch)
 
-        run = Run(objective, head, batch_size, progress, record, logits, history.epochs, model, forget)
+        used: list[tuple[Method, Choice]] = []
+        run = Run(
+            objective,
+            head,
+            batch_size,
+            progress,
+            record,
+            logits,
+            history.epochs,
+            model,
+            forget,
+            validation=validation,
+            take_records=history.take,
+            put_records=history.put,
+            tell=lambda chosen, choice: used.append((chosen, choice)),
+        )
         edit = method(changed, forget, remain, run)
         if edit is not None and not isinstance(edit, Patch):
             raise InputError("method", "must return the Patch that `run.edit` gave, or None", shown(edit))
         run.begin()
         changed.zero_grad(set_to_none=True)
         still_finite()
-        seconds = history.worked()
+        worked = history.worked()
         history.complete()
         patch = _difference(model, changed)
-    if watch is None and remain is not None and (cost := _cost(history.records, history.labels["remain"])):
+    method, choice = used[-1] if used else (method, None)
+    if choice is not None:
+        if choice.goal_met is False:
+            warnings.warn(f"goal not met, the outcome is the best there was: {'; '.join(choice.missing)}", GoalNotMetWarning, stacklevel=2)
+    elif watch is None and remain is not None and (cost := _cost(history.records, history.labels["remain"])):
         warnings.warn(cost, LostAccuracyWarning, stacklevel=2)
-    return Outcome(changed, patch, history.records, seconds, method, edit)
+    return Outcome(changed, patch, history.records, worked, method, edit, choice)
+
+
+def _chosen(method: Any, validation: Data | None, settings: Mapping[str, Any]) -> Any:
+    """The method given, or one that chooses; settings of a choice beside a method that is none are refused."""
+    named = {name: value for name, value in settings.items() if value is not None}
+    if method is None:
+        return Choose(**named)
+    if named:
+        name, value = next(iter(named.items()))
+        raise InputError(name, "is for a method to be chosen; leave it out where a method is given, or set it there", shown(value))
+    if validation is not None and not getattr(method, "takes_validation", False):
+        raise InputError(
+            "validation", "is for a method to be chosen; leave it out where a method is given (`watch` measures)", shown(method)
+        )
+    return method
+
+
+def _check_unseen(
+    model: nn.Module, validation: Data, forget: Data, remain: Data | None, objective: Objective, batch_size: int, progress: bool
+) -> None:
+    """Validation data must fit the model, and hold no sample of the others."""
+    _check_watched(model, as_batches(validation, "validation", batch_size), "validation", objective)
+    for others, name in ((forget, "the forget set"), (remain, "the remain data")):
+        if others is None:
+            continue
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                check_disjoint(others, validation, objective, progress)
+            except InputError as error:
+                rule = error.rule.replace("the forget set", name) if error.argument == "remain" else error.rule
+                raise InputError("validation" if error.argument == "remain" else error.argument, rule, error.found) from error
+        if any(issubclass(warning.category, UncheckedWarning) for warning in caught):
+            rule = f"validation: could not be compared with {name}, so make sure that no sample is in both"
+            warnings.warn(rule, UncheckedWarning, stacklevel=4)
 
 
 def _difference(model: nn.Module, changed: nn.Module) -> Patch | None:
@@ -158,6 +228,17 @@ class _History:
         if epoch is not None:
             self.epochs.append(epoch)
         self.records.append(self._measured(Record(epoch, {}, None, seconds), () if not epoch else self.seldom))
+
+    def take(self) -> tuple[list[Record], list[int]]:
+        """Take out all records but that of the caller's model: of a trial, which another may follow."""
+        taken = self.records[1:], self.epochs[:]
+        del self.records[1:], self.epochs[:]
+        return taken
+
+    def put(self, taken: tuple[list[Record], list[int]]) -> None:
+        self.take()
+        self.records += taken[0]
+        self.epochs += taken[1]
 
     def complete(self) -> None:
         """Measure what the last record lacks."""

@@ -18,6 +18,7 @@ from expunge.methods import (
     ActivationMask,
     BadTeacher,
     ByFisher,
+    Choose,
     Finetune,
     FisherMask,
     FisherNoise,
@@ -99,6 +100,7 @@ READINGS = {  # those that have a constructor of their own
 UNLISTED = {  # settings that take another path through their method
     "fisher-mask-distilled": lambda tuning=QUICK: FisherMask(0.1, tuning=tuning and replace(tuning, distillation=Distillation())),
     "reset-by-fisher-and-distil": lambda tuning=QUICK: ResetAndDistil(ByFisher(0.6), tuning=tuning),
+    "choose": lambda tuning=QUICK: Choose(epochs=2),  # has no tuning of its own: two epochs for all it does
 }
 
 OWN: dict[str, Callable] = {}  # in place of all these, where `pytest --method` names a class
@@ -115,6 +117,7 @@ def own(path: str) -> dict[str, Callable]:
     return {path if reading == "text" else f"{path}-{reading}": case(build) for reading, build in readings(method_class(path)).items()}
 
 
+CHOOSES = ("choose",)  # does something else without remain data
 NEEDS_NO_REMAIN = ("gradient-ascent", "mu-mis", "jit", "jit-released")  # train on the forget data alone
 WITHOUT_TUNING = (
     "fisher-mask",

@@ -17,7 +17,14 @@ from tests.methods.cases import CASES
 LABELS = torch.arange(48) % 3
 WORDS = torch.randint(6, (48, 4), generator=torch.Generator().manual_seed(1))
 NEED_LABELS = {"tf-idf-mask", "mask-classifier", "random-labels", "salun", "potion", "mu-mis"}
-NEED_SOFTMAX = {"bad-teacher", "scrub", "lotus", "reset-and-distil", "fisher-noise", "newton-noise"}  # the last two by their kind, "expected"
+NEED_SOFTMAX = {
+    "bad-teacher",
+    "scrub",
+    "lotus",
+    "reset-and-distil",
+    "fisher-noise",
+    "newton-noise",
+}  # the last two by their kind, "expected"
 
 
 def binary(logits: Tensor, targets: Tensor) -> Tensor:

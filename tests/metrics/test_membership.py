@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from expunge.errors import DivergedError, InputError
-from expunge.metrics import Predictions, loss_attack
+from expunge.metrics import Predictions, attack_error, loss_attack
 
 
 def predictions(count, seed, scale=1.0):
@@ -39,3 +39,14 @@ def test_what_cannot_be_attacked_is_refused():
     broken.logits[1] = torch.nan
     with pytest.raises(DivergedError):
         loss_attack(broken, predictions(3, 1))
+
+
+def test_the_error_is_that_of_chance():
+    draws = torch.Generator().manual_seed(0)
+    for seen, unseen in ((40, 25), (200, 100)):
+        targets = torch.zeros(seen + unseen, dtype=torch.int64)
+        areas = []
+        for _ in range(400):
+            logits = torch.randn(seen + unseen, 2, generator=draws)
+            areas.append(loss_attack(Predictions(logits[:seen], targets[:seen]), Predictions(logits[seen:], targets[seen:])))
+        assert attack_error(seen, unseen) == pytest.approx(float(torch.tensor(areas).std()), rel=0.15)

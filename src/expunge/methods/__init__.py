@@ -3,6 +3,8 @@
 from expunge.methods.activation import ActivationMask, TfIdfMask
 from expunge.methods.adaptive_dampening import ASSD
 from expunge.methods.alternating import SFRon
+from expunge.methods.choosing.choice import Choice
+from expunge.methods.choosing.choose import Choose
 from expunge.methods.context import Method, Run
 from expunge.methods.dampening import SSD
 from expunge.methods.distillation import SCRUB, BadTeacher
@@ -60,6 +62,8 @@ __all__ = [
     "ActivationMask",
     "BadTeacher",
     "ByFisher",
+    "Choice",
+    "Choose",
     "Finetune",
     "FisherMask",
     "FisherNoise",

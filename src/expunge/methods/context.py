@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from expunge.data.objective import Objective
 from expunge.editing.masks import masked_parameters
 from expunge.editing.patches import Patch
 from expunge.errors import InputError, NoEffectWarning
+from expunge.methods.choosing.choice import Choice
 from expunge.model import channels, heads
 from expunge.model.checks import screened
 from expunge.runtime.modes import in_mode, seeded
@@ -42,6 +43,9 @@ class Run:
 
     `after_epoch(epoch)` records the model. `train` calls it before any training (epoch 0) and after every epoch. A method with a loop of
     its own calls it itself. `epochs` are those recorded so far.
+
+    For a method that chooses among others: `validation` are data that the model was never trained on, where there are any. `take_records()`
+    takes all records of a trial out of the history, `put_records` puts them back; `tell(method, choice)` names the method that was used.
     """
 
     objective: Objective = Objective()
@@ -53,6 +57,10 @@ class Run:
     epochs: list[int] = field(default_factory=list, repr=False, compare=False)
     original: nn.Module | None = field(default=None, repr=False)
     forget: Data | None = field(default=None, repr=False)
+    validation: Data | None = None
+    take_records: Callable[[], Any] = lambda: None
+    put_records: Callable[[Any], None] = lambda records: None
+    tell: Callable[[Method, Choice], None] = lambda method, choice: None
 
     def edit(self, model: nn.Module, values: Mapping[str, Tensor]) -> Patch:
         """Set parameters and buffers in place: by name to these values, or to zero where a mask (bool) is true.

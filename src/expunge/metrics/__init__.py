@@ -3,7 +3,7 @@
 from expunge.metrics.accuracy import accuracy, unlearn_score
 from expunge.metrics.comparison import agreement, divergence
 from expunge.metrics.epochs import BestEpoch, Stability, best_epoch, fluctuation, stability
-from expunge.metrics.membership import loss_attack
+from expunge.metrics.membership import attack_error, loss_attack
 from expunge.metrics.predictions import (
     Predictions,
     accuracy_of,
@@ -27,6 +27,7 @@ __all__ = [
     "accuracy",
     "accuracy_of",
     "agreement",
+    "attack_error",
     "attack_success",
     "best_epoch",
     "class_accuracies",

@@ -27,6 +27,11 @@ def loss_attack(samples: Predictions, unseen: Predictions, objective: Objective 
     return area_under_curve(-losses[0], -losses[1])
 
 
+def attack_error(samples: int, unseen: int) -> float:
+    """The standard deviation of `loss_attack` where nothing tells m samples from n: √((m + n + 1) / 12mn) (Mann and Whitney, 1947)."""
+    return float(((samples + unseen + 1) / (12 * samples * unseen)) ** 0.5)
+
+
 def area_under_curve(positive: Tensor, negative: Tensor) -> float:
     """The share of pairs in which the positive value is the larger, equal ones counted half (Mann and Whitney's U)."""
     ordered = negative.sort().values

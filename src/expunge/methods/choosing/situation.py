@@ -1,0 +1,125 @@
+"""See what there is to unlearn: a class or samples, how many, and which data can guard the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from expunge.data.batches import Data, as_batches
+from expunge.data.classes import check_classes
+from expunge.data.labels import IGNORED, as_labels
+from expunge.data.parting import cuttable, drawn_apart
+from expunge.errors import InputError
+from expunge.methods.choosing.judging import Judge
+from expunge.methods.context import Run
+from expunge.runtime.display import counted
+
+HELD, MOST, ENOUGH = 0.1, 1000, 20  # share and number of remain samples that guard the rest, and how few are of no use
+FEW, FEW_PER_CLASS = 32, 10  # remain samples below which hardly any weight can be learnt anew
+CLASS_SAMPLES = 10  # forget samples per label that are taken for a class where no remain data tell
+
+
+@dataclass(frozen=True)
+class Situation:
+    """`remain` are the data to train on, None where there are none; `steps` the batches of a pass over them. `told` is in words."""
+
+    judge: Judge
+    remain: Data | None
+    remain_samples: int
+    few: bool
+    batch_size: int
+    steps: int
+    told: tuple[str, ...]
+
+    @property
+    def share(self) -> float:
+        """The forget data among all."""
+        return self.judge.forget_samples / (self.judge.forget_samples + self.remain_samples)
+
+
+def seen(forget: Data, remain: Data | None, run: Run, max_drop: float, seed: int) -> Situation:
+    """Read all labels once, and hold remain samples apart where no `validation` guards the rest."""
+    assert run.logits is not None  # `unlearn` has them
+    check_classes(run.objective, run.logits, "to choose a method needs")
+    forgotten = _labels(forget, "forget", run)
+    told: list[str] = []
+    if remain is None:
+        classes = _classes_alone(forgotten, run.logits[1])
+        told.append("no remain data: only an edit of weights is possible, and nothing protects the rest")
+        told.append(_kind(classes, forgotten, "judged by its labels alone"))
+        return Situation(_judge(forget, forgotten, classes, run.validation, run, max_drop), None, 0, False, 0, 0, tuple(told))
+    kept = _labels(remain, "remain", run)
+    classes = {*forgotten.tolist()} - {*kept.tolist()} - {IGNORED}
+    if classes != {*forgotten.tolist()} - {IGNORED}:
+        classes = set()  # some labels stay: samples, though a label or two may go with them
+    told.append(_kind(classes, forgotten, "no remain sample has the label" if classes else "others with these labels stay"))
+    samples = len(kept)
+    size = next(size for least, size in ((8192, 128), (2048, 64), (256, 32), (0, 16)) if samples >= least)
+    few = samples < max(FEW, FEW_PER_CLASS * len(kept[kept != IGNORED].unique()))
+    guard, train, unseen = run.validation, remain, run.validation is not None
+    if guard is None:
+        guard, train = _held_apart(remain, kept, run, few, seed, size, told)
+    judge = _judge(forget, forgotten, classes, guard, run, max_drop, unseen, trained_on=guard is train)
+    return Situation(judge, train, samples, few, size, len(as_batches(train, "remain", size)), tuple(told))
+
+
+def _kind(classes: set[int], labels: Tensor, how: str) -> str:
+    if classes:
+        return f"the forget data are {counted(len(classes), 'class', 'classes')} ({', '.join(map(str, sorted(classes)[:5]))}): {how}"
+    return f"the forget data are {counted(len(labels), 'sample')}: {how}"
+
+
+def _held_apart(remain: Data, labels: Tensor, run: Run, few: bool, seed: int, size: int, told: list[str]) -> tuple[Data, Data]:
+    """(the guard, the data to train on)."""
+    parts = None if few or len(labels) * HELD < ENOUGH else cuttable(remain, "remain", size)
+    if parts is None or parts.samples != len(labels):
+        why = "too few" if few or len(labels) * HELD < ENOUGH else "in a form of which none can be held apart"
+        told.append(f"the remain data, {why}, are both trained on and used to guard the rest: pass `validation`")
+        return remain, remain
+    if isinstance(as_batches(remain, "remain", size).source, DataLoader):  # it may shuffle
+        labels = _labels(parts.at(torch.arange(parts.samples), True), "remain", run)
+    kept, held = drawn_apart(labels if labels.dim() == 1 else len(labels), HELD, MOST, seed)
+    told.append(f"no `validation`: {len(held):,} remain samples are held apart to guard the rest")
+    return parts.at(held, True), parts.at(kept, False)
+
+
+def _judge(
+    forget: Data,
+    labels: Tensor,
+    classes: set[int],
+    guard: Data | None,
+    run: Run,
+    max_drop: float,
+    unseen: bool = True,
+    trained_on: bool = False,
+) -> Judge:
+    known = frozenset({*labels.unique().tolist()} - {IGNORED})
+    return Judge(forget, guard, unseen, trained_on, frozenset(classes), known, len(labels), max_drop, run)
+
+
+def _classes_alone(labels: Tensor, outputs: int) -> set[int]:
+    """Labels that are taken for whole classes where no remain data tell: no more than half of all, with ten samples or more each."""
+    counts = Counter(labels.reshape(-1).tolist())
+    counts.pop(IGNORED, None)
+    if len(counts) == outputs:
+        raise InputError("forget", "must leave a class to keep where there are no remain data; pass remain data", f"all {outputs} classes")
+    return {*counts} if len(counts) <= outputs / 2 and min(counts.values()) >= CLASS_SAMPLES else set()
+
+
+def _labels(data: Data, argument: str, run: Run) -> Tensor:
+    """One label per sample (or several, one per position), in the order in which they are read."""
+    parts = []
+    for batch in run.batches(data, argument):
+        targets = run.objective.targets(batch)
+        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool:
+            raise InputError(argument, "labels must be integers, for a method to be chosen; give a method", _form(targets))
+        parts.append(as_labels(targets).cpu())
+    return torch.cat(parts)
+
+
+def _form(targets: object) -> str:
+    return f"{targets.dtype} of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
