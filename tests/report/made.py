@@ -72,6 +72,49 @@ def result(
     return told | {name: value for name, value in changes.items() if not name.startswith("cell_")}
 
 
+ONE_CYCLE = {"schedule": "one-cycle", "epochs": 5}
+DISTILLED = {"schedule": "replayed", "epochs": 5, "distillation": {"temperature": 4.0, "weight": 0.9}}
+FORGETTING: dict[str, tuple[dict[str, Any], dict[str, Any] | None, int, float]] = {  # method, tuning, epochs, back after one epoch
+    "original": ({"name": "original"}, None, 0, 1.0),
+    "retrain": ({"name": "retrain"}, None, 160, 0.1),
+    "classifier": ({"name": "mask-classifier"}, None, 0, 0.9),
+    "masked": ({"name": "fisher-mask", "ratio": 0.02}, {"schedule": "replayed", "epochs": 5}, 5, 0.8),
+    "distilled": ({"name": "fisher-mask", "ratio": 0.02}, DISTILLED, 5, 0.6),
+    "by depth": ({"name": "reset-and-distil", "reset": 0.35}, ONE_CYCLE, 5, 0.2),
+    "by Fisher": ({"name": "reset-and-distil", "reset": {"ratio": 0.6}}, ONE_CYCLE, 5, 0.3),
+}
+
+
+def evidence(back: float) -> dict[str, Any]:
+    unseen = [0.0, back, *(1 - (1 - back) / 2**epoch for epoch in range(1, 5))]
+    probes = {"stage1": 0.7, "stage2": 0.5 + back / 4}
+    losses = [5 * (1 - back) / 2**epoch for epoch in range(6)]
+    return {"loss_attack": 0.5, "probes": probes, "relearn_losses": losses, "relearn_accuracies": unseen, "relearn_unseen": unseen}
+
+
+def forgetting(seeds: tuple[int, ...] = (0, 1)) -> list[dict[str, Any]]:
+    """A class with evidence, samples with the loss attack alone, poison without either; the retrained network of the class also without."""
+    asked, samples, poison = {"rate": 0.01, "epochs": 5}, {"kind": "subset", "fraction": 0.05}, {"kind": "poisoned", "n": 200}
+    made = []
+    for seed in seeds:
+        for key, (method, tuning, epochs, back) in FORGETTING.items():
+            parts: dict[str, Any] = {
+                "cell_method": {"reading": "text", **method},
+                "cell_tuning": tuning,
+                "last": accuracies(0.86, 0.02, epoch=epochs, seconds=1.0, attack=0.03),
+                "relearn": None,
+            }
+            measured = parts | {"cell_evidence": asked, "evidence": evidence(back + 0.05 * seed * (back < 0.9))}
+            made.append(result(method["name"], seed, ("forget",), **measured))
+            made.append(
+                result(method["name"], seed, ("forget",), **measured | {"cell_scenario": samples, "evidence": {"loss_attack": 0.5}})
+            )
+            if key != "original":
+                made.append(result(method["name"], seed, ("forget",), **parts, cell_scenario=poison))
+        made.append(result("retrain", seed, ("forget",), cell_tuning=None, relearn=None))
+    return made
+
+
 def many() -> list[dict[str, Any]]:
     """Something for every part of the page."""
     made = [result(method, seed) for method in METHODS for seed in (0, 1)]
@@ -98,6 +141,7 @@ def many() -> list[dict[str, Any]]:
         for name in ("before", "retrained", "masked", "best", "last", "stability", "relearn", "agreement", "divergence", "attack")
     }
     empty: dict[str, Any] = {"history": [], "class_accuracies": {}, "predicted": {}, "masked_share": None}
+    made += forgetting()
     made.append(result("finetune", 7, ("table4",), error="no data: cifar10 <not here>", **nothing, **empty))
     return made
 

@@ -50,7 +50,7 @@ def _latex(table: Table) -> str:
     def written(value: Value) -> str:
         if value.mean is None:
             return _escaped(value.text)
-        ours = f"{value.mean:.1f}" + (rf" {{\scriptsize$\pm${value.sd:.1f}}}" if value.seeds > 1 else "")
+        ours = f"{value.mean:.1f}" + (rf" {{\scriptsize$\pm${value.sd:.1f}}}" if value.spread else "")
         ours = rf"\textbf{{{value.mean:.1f}}}" + ours.removeprefix(f"{value.mean:.1f}") if value.best else ours
         return ours if value.gap is None or value.paper is None else rf"{ours} ({as_printed(value.paper.value)}; ${value.gap:+.1f}$)"
 
@@ -81,7 +81,8 @@ def comma_separated(tables: Sequence[Table]) -> str:
     for table in tables:
         for row in table.rows:
             for column, value in zip(table.columns, row.values, strict=True):
-                place = (table.experiment, table.view, table.block, row.section, row.name, row.reading, column.key)
+                reading = ", ".join(filter(None, (row.reading, row.setting)))
+                place = (table.experiment, table.view, table.block, table.section or row.section, row.name, reading, column.key)
                 ours = (_exact(value.mean), _exact(None if value.mean is None else value.sd), value.seeds, value.text)
                 writer.writerow((*place, *ours, *(value.paper or ("", "")), _exact(value.gap), int(value.best)))
     return out.getvalue()

@@ -12,11 +12,11 @@ from expunge import __version__
 from expunge.errors import InputError
 from expunge.experiments.cells import REFERENCE
 from expunge.experiments.results import Result, load
-from expunge.report import figures, measured
+from expunge.report import evidence, figures, measured
 from expunge.report.figures import Figure
 from expunge.report.overview import overview
 from expunge.report.page_tables import Table
-from expunge.report.parts import EXPERIMENTS, OTHER, PARTS, Experiment
+from expunge.report.parts import AFTERWARDS, EXPERIMENTS, MEASURED_IF_ASKED, OTHER, PARTS, Experiment
 from expunge.report.printed import printed
 from expunge.report.provenance import facts, failures, runs
 from expunge.report.rows import Content, Setting, average, settings
@@ -149,6 +149,11 @@ def block(anchor: str, experiment: str, kind: Experiment, setting: Setting) -> B
         ),
         "shares": lambda: figures.shares(setting, f"{anchor}-shares"),
         "ratios": lambda: figures.ratios(setting, f"{anchor}-ratios"),
+        "afterwards": lambda: evidence.afterwards(setting),
+        "known": lambda: evidence.known(setting),
+        "against cost": lambda: evidence.against_cost(setting, f"{anchor}-cost"),
+        "relearned": lambda: evidence.relearning_curves(setting, f"{anchor}-relearned", evidence.UNSEEN),
+        "relearn losses": lambda: evidence.relearning_curves(setting, f"{anchor}-losses", evidence.LOSSES),
     }
     wanted: Iterable[str] = kind.parts or PARTS
     if setting.rows[0].averaged:
@@ -156,6 +161,5 @@ def block(anchor: str, experiment: str, kind: Experiment, setting: Setting) -> B
     elif not setting.methods:  # run for comparison only: there is no method to show
         wanted = ["accuracies"]
     made = {part: makers[part]() for part in wanted}
-    return Block(
-        setting.title, [part for part in made.values() if part is not None], [PARTS[part] for part, it in made.items() if it is None]
-    )
+    missing = [(PARTS | AFTERWARDS)[part] for part, it in made.items() if it is None and part not in MEASURED_IF_ASKED]
+    return Block(setting.title, [part for part in made.values() if part is not None], missing)

@@ -33,6 +33,12 @@ class Value:
     paper: Number | None = None
     best: bool = False
     digits: int = 1
+    settled: bool = False
+
+    @property
+    def spread(self) -> bool:
+        """Whether the standard deviation is printed."""
+        return self.seeds > 1 and not (self.settled and self.sd == 0)
 
     @property
     def gap(self) -> float | None:
@@ -42,7 +48,7 @@ class Value:
     def ours(self) -> str:
         if self.mean is None:
             return self.text
-        return f"{self.mean:.{self.digits}f}" + (f" ±{self.sd:.{self.digits}f}" if self.seeds > 1 else "")
+        return f"{self.mean:.{self.digits}f}" + (f" ±{self.sd:.{self.digits}f}" if self.spread else "")
 
     @property
     def theirs(self) -> str:
@@ -56,18 +62,19 @@ def as_printed(number: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """`name` is the method's, or "original" for w*; `label` is what is printed."""
+    """`name` is the method's, or "original" for w*; `label` is what is printed; `setting` tells rows of one method and reading apart."""
 
     section: str
     name: str
     reading: str
     label: str
     values: tuple[Value, ...]
+    setting: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """`compared`: the paper prints numbers for some of it."""
+    """`compared`: the paper prints numbers for some of it. `section`: of a table that is one section of an experiment."""
 
     experiment: str
     view: str
@@ -76,6 +83,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    section: str = ""
 
     @property
     def compared(self) -> bool:
@@ -86,16 +94,34 @@ CHOSEN_ON = {"validation": "validation data", "test": "the test set, as the pape
 
 
 def tables(experiment: Experiment, entries: Sequence[Entry], results: Mapping[str, Result]) -> list[Table]:
-    """Every view of every model, and of their average where there are several; `results` by digest."""
+    """Every view of every model, and of their average where there are several; `results` by digest.
+
+    A view by section has a table for each, and no average: other models have few of the rows.
+    """
     blocks = list(dict.fromkeys(entry.block for entry in entries))
     parts = {block: [entry for entry in entries if entry.block == block] for block in blocks}
     measured = {entry.block for entry in entries if (result := results.get(entry.cell.digest)) is not None and result.best is not None}
     if len(measured) > 1:
         parts[AVERAGE] = [entry for entry in entries if entry.block in measured]
-    return [_table(experiment, view, block, part, results, len(measured)) for block, part in parts.items() for view in experiment.views]
+    return [
+        _table(experiment, view, block, members, results, len(measured), section)
+        for block, part in parts.items()
+        for view in experiment.views
+        for section, members in _split(view, block, part).items()
+    ]
 
 
-def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entry], results: Mapping[str, Result], models: int) -> Table:
+def _split(view: str, block: str, entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The entries of each table of a view, by its section; "" where all are in one."""
+    if not VIEWS[view].by_section:
+        return {"": list(entries)}
+    sections = dict.fromkeys(entry.section for entry in entries if block != AVERAGE)
+    return {section: [entry for entry in entries if entry.section == section] for section in sections}
+
+
+def _table(
+    experiment: Experiment, view: str, block: str, entries: Sequence[Entry], results: Mapping[str, Result], models: int, part: str
+) -> Table:
     hidden = {_group(entry) for entry in entries if not _shown(results.get(entry.cell.digest), view)}  # by one seed, so by all
     kept = [entry for entry in entries if _group(entry) not in hidden]
     shown = {entry.cell.digest: results[entry.cell.digest] for entry in kept if entry.cell.digest in results}
@@ -104,7 +130,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     for entry in kept:
         groups.setdefault(_group(entry)[1:], []).append(entry)
     kinds = distinct_labels(dict.fromkeys(entry.row for entry in kept))
-    notes: dict[str, None] = {}
+    notes = dict.fromkeys(filter(None, (VIEWS[view].note, *(column.note for column in columns))))
     rows = []
     for (section, name, reading, setting), members in groups.items():
         of_seeds = [results.get(entry.cell.digest) for entry in members]
@@ -112,11 +138,12 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
         theirs = paper_numbers(experiment.name, view, block, section, name, models)
         rows.append(
             Row(
-                section,
+                "" if part else section,
                 name,
                 reading,
                 ", ".join(filter(None, (_label(name, kinds[name], reading, view), setting))),
                 tuple(replace(_value(column, of_seeds, name), paper=theirs.get(column.key)) for column in columns),
+                setting,
             )
         )
     if any(any(run) and not all(run) for run in ([entry.cell.digest in results for entry in group] for group in groups.values())):
@@ -127,8 +154,8 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
         notes["The paper prints the average over its 16 models, and no number for this one."] = None
     on = {result.best.on for result in shown.values() if result.best is not None}
     title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[part] for part in sorted(on)) or "nothing yet")
-    heading = f"{experiment.name}: {experiment.title}, {block}, {title}"
-    return Table(experiment.name, view, block, heading, tuple(columns), tuple(_with_best(rows, columns, view)), tuple(notes))
+    heading = ", ".join(filter(None, (f"{experiment.name}: {experiment.title}", block, part, title)))
+    return Table(experiment.name, view, block, heading, tuple(columns), tuple(_with_best(rows, columns, view)), tuple(notes), part)
 
 
 def _group(entry: Entry) -> tuple[str, ...]:
@@ -171,7 +198,7 @@ def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
         return Value(None, 0.0, len(values), "beyond" if not within else f"beyond in {len(values) - len(within)} of {len(values)}")
     scale = 100 if column.percent else 1
     ours = aggregate(values)
-    return Value(scale * (ours.mean or 0.0), scale * (ours.sd or 0.0), ours.count, digits=column.digits)
+    return Value(scale * (ours.mean or 0.0), scale * (ours.sd or 0.0), ours.count, digits=column.digits, settled=column.settled)
 
 
 def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> list[Row]:

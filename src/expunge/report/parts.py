@@ -27,7 +27,13 @@ PARTS = {  # by name, with the text where there are no data for it
     "destinations": "where the forget samples go",
     "shares": "masked shares",
     "ratios": "accuracy by ratio",
+    "known": "what is still known",
+    "against cost": "evidence against cost",
+    "relearned": "accuracy while re-learning",
+    "relearn losses": "the loss while re-learning",
 }
+AFTERWARDS = {"afterwards": "accuracies after the last epoch"}  # as "end", with the cost: for experiments that name it
+MEASURED_IF_ASKED = ("known", "against cost", "relearned", "relearn losses")  # so they are never said to be missing
 EXPERIMENTS = {
     "table1": Experiment(
         "Table 1: a category is removed",
@@ -69,6 +75,11 @@ EXPERIMENTS = {
         "What decides for FisherMask",
         "Not in the paper: one change at a time of what its text leaves open, or its released program does otherwise.",
         ("accuracies", "end", "tradeoff", "shares"),
+    ),
+    "forget": Experiment(
+        "Forget as retraining does",
+        "Not in the paper: what methods give, what they still know and what they cost, beside the retrained network.",
+        ("afterwards", "known", "against cost", "relearned", "relearn losses", "curves"),
     ),
 }
 OTHER = Experiment("Other results", "Results that belong to no experiment of the paper.")

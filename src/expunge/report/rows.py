@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any, Literal
 
 from expunge.experiments.cells import REFERENCE
+from expunge.experiments.paper import ORIGINAL
 from expunge.experiments.planned_cells import PAPER_METHODS
 from expunge.methods import METHODS
 from expunge.methods.lookup import class_name
@@ -29,6 +30,11 @@ SCENARIOS: dict[str, Callable[[Any], str]] = {  # what a scenario says, in words
     "remain_count": lambda count: f"{count or 'no'} remain samples",
     "remain_fraction": lambda share: f"{100 * share:g} % remain data",
 }
+WORDS: dict[str, Callable[[str], str]] = {  # what a setting of a method or its tuning says, in words; anything else by its name
+    "method.reset.ratio": lambda share: f"{_percent(share)} by Fisher",
+}
+GROUPS = {"tuning.distillation": "distilled"}  # settings that a row has together or not at all
+ASKED = "evidence."  # of a cell: what is measured, and nothing about the method
 
 
 @dataclass(frozen=True, eq=False)  # by identity: results are dictionaries
@@ -68,6 +74,11 @@ class Row:
         return self.network != "before" and self.method == REFERENCE
 
     @property
+    def original(self) -> bool:
+        """Whether it is the network before, measured in cells of its own."""
+        return self.network is None and self.method == ORIGINAL
+
+    @property
     def mark(self) -> Mark:
         return mark(self.method, "text" if self.network else self.reading)
 
@@ -89,8 +100,8 @@ class Setting:
 
     @property
     def methods(self) -> list[Row]:
-        """All rows but the retrained network's, which is one of the references."""
-        return [row for row in self.rows if not row.retrained]
+        """All rows but those of the networks before and retrained, which are references."""
+        return [row for row in self.rows if not row.retrained and not row.original]
 
     @cached_property
     def references(self) -> list[Row]:
@@ -166,14 +177,18 @@ def average(members: Sequence[Setting]) -> Setting:
 def rows(results: Sequence[Content]) -> list[Row]:
     """A row for each method as it was set; its label says what sets it apart from others of its name, and no more.
 
-    The paper's methods come first, those unknown to us last; of one method the text's reading, and what is set apart least.
+    The paper's methods come first, those unknown to us last; of one method the text's reading, and what is set apart least. Of two results
+    that differ by the evidence alone, as the retrained network of a class has, the one with evidence stays.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Content]] = {}
     for result in results:
-        groups.setdefault(tuple(sorted(flat(result["cell"]).items())), []).append(result)
+        values = {name: value for name, value in flat(result["cell"]).items() if not name.startswith(ASKED)}
+        groups.setdefault(tuple(sorted(values.items())), []).append(result)
     made = []
     for key, members in groups.items():
         values = dict(key)
+        measured = {str(result["cell"].get("seed")) for result in members if result.get("evidence")}
+        members = [result for result in members if result.get("evidence") or str(result["cell"].get("seed")) not in measured]
         kin = [dict(other) for other in groups if family(dict(other)) == family(values)]
         label = ", ".join([family(values), *difference(values, kin)])
         made.append(Row(label, tuple(sorted(members, key=lambda result: str(result["cell"].get("seed"))))))
@@ -188,8 +203,18 @@ def rows(results: Sequence[Content]) -> list[Row]:
 
 def difference(values: Mapping[str, str], others: Sequence[Mapping[str, str]]) -> list[str]:
     """What distinguishes these values from the others, in words."""
-    names = sorted(name for name in values if any(other.get(name) != values[name] for other in others))
-    return [f"{name.rpartition('.')[2].replace('_', ' ')} {values[name]}" for name in names]
+    said = []
+    for name in sorted(name for name in values if any(other.get(name) != values[name] for other in others)):
+        group = GROUPS.get(name.rpartition(".")[0])
+        said += [] if group is None else [group]
+        if group is None or any(other.get(name) not in (None, values[name]) for other in others):
+            words = WORDS.get(name, lambda value, name=name: f"{name.rpartition('.')[2].replace('_', ' ')} {value}")
+            said.append(words(values[name]))
+    return list(dict.fromkeys(said))
+
+
+def _percent(share: str) -> str:
+    return f"{100 * float(share):g} %" if share.replace(".", "", 1).isdecimal() else share
 
 
 def family(values: Mapping[str, str]) -> str:

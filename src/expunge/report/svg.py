@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
@@ -89,7 +89,7 @@ def _form(x: float, y: float, mark: Mark, tip: str) -> str:
 
 
 class Plane:
-    """Axes from `x[0]` to `x[1]` and `y[0]` to `y[1]`; later drawings are on top."""
+    """Axes from `x[0]` to `x[1]` and `y[0]` to `y[1]`; later drawings are on top. `x_ticks`: where, or what is written where."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Plane:
         y: tuple[float, float],
         labels: tuple[str, str] = ("", ""),
         size: tuple[int, int] = (460, 320),
-        x_ticks: Sequence[float] | None = None,
+        x_ticks: Sequence[float] | Mapping[float, str] | None = None,
     ) -> None:
         self.x, self.y, self.size = x, y, size
         self.left, self.right, self.top = 42 + 18 * bool(labels[1]), 14, 10
@@ -115,13 +115,14 @@ class Plane:
     def holds(self, x: float, y: float) -> bool:
         return self.x[0] <= x <= self.x[1] and self.y[0] <= y <= self.y[1]
 
-    def _axes(self, labels: tuple[str, str], x_ticks: Sequence[float] | None) -> None:
+    def _axes(self, labels: tuple[str, str], x_ticks: Sequence[float] | Mapping[float, str] | None) -> None:
         (left, bottom), (right, top) = self.at(self.x[0], self.y[0]), self.at(self.x[1], self.y[1])
         room = max(2, int((right - left) // 60)), max(2, int((bottom - top) // 40))
-        for value in ticks(*self.x, room[0]) if x_ticks is None else x_ticks:
+        across = ticks(*self.x, room[0]) if x_ticks is None else x_ticks
+        for value, text in (across if isinstance(across, Mapping) else {value: f"{value:g}" for value in across}).items():
             place = self.at(value, self.y[0])[0]
             self.drawn.append(tag("line", x1=place, x2=place, y1=top, y2=bottom, class_="grid"))
-            self.drawn.append(tag("text", f"{value:g}", x=place, y=bottom + 17, text_anchor="middle"))
+            self.drawn.append(tag("text", escape(text), x=place, y=bottom + 17, text_anchor="middle"))
         for value in ticks(*self.y, room[1]):
             place = self.at(self.x[0], value)[1]
             self.drawn.append(tag("line", x1=left, x2=right, y1=place, y2=place, class_="grid"))

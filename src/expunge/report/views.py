@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
+from expunge.experiments.cells import LIMITS
 from expunge.experiments.paper import ORIGINAL
 from expunge.experiments.results import Result
 
@@ -15,7 +16,11 @@ FINETUNE = "finetune"
 
 @dataclass(frozen=True)
 class Column:
-    """`value(result, row)`: None where there is none, inf where it is beyond a limit. `better` says what is printed in bold."""
+    """`value(result, row)`: None where there is none, inf where it is beyond a limit. `better` says what is printed in bold.
+
+    `note` is a line below the table that says what the column is; columns may share one. `settled`: no seed moves it as a rule, so that
+    a spread of zero is left out.
+    """
 
     key: str
     title: str
@@ -23,15 +28,19 @@ class Column:
     better: Literal["high", "low"] | None = None
     percent: bool = True
     digits: int = 1
+    note: str = ""
+    settled: bool = False
 
 
 @dataclass(frozen=True)
 class View:
-    """One view of an experiment; `columns` may depend on the results."""
+    """One view of an experiment; `columns` may depend on the results. `by_section`: a table for each section, with columns of its own."""
 
     title: str
     columns: Callable[[Sequence[Result]], list[Column]]
     shows: Callable[[Result], bool] = lambda result: True  # whether a method has such numbers
+    by_section: bool = False
+    note: str = ""
 
 
 def _scores(part: Callable[[Result, str], object], epochs: bool) -> list[Column]:
@@ -118,8 +127,28 @@ def _limit(results: Sequence[Result]) -> list[Column]:
     return [Column("relearn", f"epochs, of at most {limit}", _relearned, percent=False)]
 
 
+FORGETTING = {  # what a scenario is judged by; the columns of a class fill three lines of a terminal, four each
+    "category": ("remain", "forget", "same", "cost", "loss attack", "back", "loss before", "probes"),
+    "subset": ("remain", "forget", "loss attack", "cost"),
+    "poisoned": ("remain", "forget", "score", "attack", "cost"),
+    "mislabelled": ("remain", "forget", "cost"),
+    "limited": ("remain", "forget", "score"),
+    "nothing": ("remain", "forget"),
+}
+FORGOTTEN = {
+    "subset": "forget: accuracy on the samples to forget.",
+    "poisoned": "forget: share of the poisoned training samples given the attacker's label.",
+    "mislabelled": "forget: share of the wrongly labelled training samples given their wrong label.",
+}
+AIM = "The aim is Retrain's number; remain and score may be above it, cost should be far below."
+
+
 def _forgetting(results: Sequence[Result]) -> list[Column]:
-    """Accuracies after the last epoch, what is still known, and the cost; columns that no result has are left out."""
+    """Accuracies after the last epoch, what is still known, and the cost, as the scenario of these results asks for.
+
+    Bold is for what says by itself how good a method is: the score, and with wrong labels the test accuracy. A high remain accuracy of a
+    network that forgot nothing is no merit.
+    """
 
     def ended(measure: str) -> Callable[[Result, str], float | None]:
         return lambda result, row: getattr(result.before if row == ORIGINAL else result.last, measure, None)
@@ -135,21 +164,35 @@ def _forgetting(results: Sequence[Result]) -> list[Column]:
 
         return value
 
-    stages = list(dict.fromkeys(stage for result in results if result.evidence is not None for stage in result.evidence.probes))
-    epochs = max((len(result.evidence.relearn_unseen) for result in results if result.evidence is not None), default=0)
-    columns = [
-        Column("remain", "remain", ended("remain"), "high"),
-        Column("forget", "forget", ended("forget")),
-        Column("unlearn_score", "score", ended("unlearn_score")),
-        Column("attack", "attack", ended("attack")),
-        Column("loss_attack", "loss\nattack", known("loss_attack")),
-        *(Column(f"relearned {epoch}", f"back\nafter {epoch}", known("relearn_unseen", epoch)) for epoch in (1, 2, 5) if epoch < epochs),
-        Column("relearn loss", "loss\nbefore", known("relearn_losses", 0), None, False),
-        *(Column(f"probe {stage}", f"probe\n{stage}", known("probes", stage)) for stage in stages),
-        Column("same", "same\nforget", lambda result, row: result.agreement_by.get("forget")),
-        Column("cost", "cost,\n%", _cost),
-    ]
-    return [column for column in columns if any(column.value(result, "") is not None for result in results)]
+    scenarios = [result.cell.scenario for result in results]
+    kind = "nothing" if not scenarios else "limited" if any({*LIMITS} & scenario.keys() for scenario in scenarios) else scenarios[0]["kind"]
+    evidence = [result.evidence for result in results if result.evidence is not None]
+    stages = list(dict.fromkeys(stage for part in evidence for stage in part.probes))
+    epochs = [epoch for epoch in (1, 2, 5) if any(epoch < len(part.relearn_unseen) for part in evidence)]
+    of_class = kind not in FORGOTTEN
+    remain = f"remain: accuracy on {'test samples of the other classes' if of_class else 'all test samples'}."
+    forget = FORGOTTEN.get(kind, "forget: accuracy on test samples of the class.")
+    back = "back after n: accuracy on test samples of the class after n epochs of training on all data, the class included."
+    before = "loss before: loss on the forget samples before that training."
+    probe = "probe: share of the test samples of the class that a linear classifier finds in the outputs of that stage."
+    same = "same forget: share of the test samples of the class put into the same class as by the retrained network."
+    attack = "loss attack: forget samples told from test samples by their loss, area under the curve; 50: they cannot be told apart."
+    cost = "cost: epochs of training in percent of a retraining's; passes that compute scores are not counted."
+    columns = {
+        "remain": [Column("remain", "remain", ended("remain"), "high" if kind == "mislabelled" else None, note=remain)],
+        "forget": [Column("forget", "forget", ended("forget"), note=forget)],
+        "score": [Column("unlearn_score", "score", ended("unlearn_score"), "high", note="score: remain / (1 + forget).")],
+        "attack": [Column("attack", "attack", ended("attack"), note="attack: share of triggered test images given the attacker's label.")],
+        "loss attack": [Column("loss_attack", "loss\nattack", known("loss_attack"), note=attack)],
+        "back": [Column(f"relearned {epoch}", f"back\nafter {epoch}", known("relearn_unseen", epoch), note=back) for epoch in epochs],
+        "loss before": [Column("relearn loss", "loss\nbefore", known("relearn_losses", 0), None, False, note=before)],
+        "probes": [
+            Column(f"probe {stage}", f"probe\nstage {place}", known("probes", stage), note=probe) for place, stage in enumerate(stages, 1)
+        ],
+        "same": [Column("same", "same\nforget", lambda result, row: result.agreement_by.get("forget"), note=same)],
+        "cost": [Column("cost", "cost", _cost, note=cost, settled=True)],
+    }
+    return [column for name in FORGETTING[kind] for column in columns[name]]
 
 
 def _cost(result: Result, row: str) -> float | None:
@@ -181,7 +224,7 @@ VIEWS = {
         lambda result: result.stability is not None,
     ),
     "relearn": View("epochs until the forget data are known again; the retrained network's is the measure", _limit),
-    "forgetting": View("after the last epoch, beside the retrained network", _forgetting),
+    "forgetting": View("after the last epoch", _forgetting, by_section=True, note=AIM),
     "remain by epoch": View("remain accuracy after each epoch", _by_epoch("remain")),
     "forget by epoch": View("forget accuracy after each epoch", _by_epoch("forget")),
 }
