@@ -49,8 +49,8 @@ def _section(
     for name, reading, settings, tuning, words in rows:
         for cell in cells(profile, model, whole if name == REFERENCE else scenario, name, reading):
             changed = None if tuning == NO_TUNING else {**(cell.tuning or {}), **tuning} or None
-            if changed is not None and "weight_decay" in changed:
-                changed["weight_decay"] = max(changed["weight_decay"], cell.recipe["weight_decay"])
+            if changed is not None and "weight_decay" in tuning:
+                changed["weight_decay"] = max(tuning["weight_decay"], cell.recipe["weight_decay"])
             yield Entry(replace(cell, method={**cell.method, **settings}, tuning=changed, evidence=asked), model, section, name, words)
 
 
