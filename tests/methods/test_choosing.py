@@ -284,6 +284,16 @@ class HalfBare(nn.Module):
         return self.rest((x @ self.first).relu())
 
 
+@pytest.mark.filterwarnings("ignore::expunge.errors.GoalNotMetWarning")
+def test_a_mask_is_not_taken_for_the_accuracy_that_a_reset_cost():
+    """What is left in the network knows the samples held apart by heart, and would pass by that."""
+    outcome = unlearn(
+        trained(noisy(), HalfBare(), 60), Subset(noisy(), range(0, 640, 4)), Subset(noisy(), [row for row in range(640) if row % 4])
+    )
+    assert outcome.choice.goal_met is False and isinstance(outcome.method, ResetAndDistil) and outcome.method.reset == 0.35
+    assert "the original had learnt these samples, perhaps by heart: `validation` would tell" in outcome.choice.missing[0]
+
+
 class Attentive(nn.Module):
     """Attention and LayerNorm over three words."""
 

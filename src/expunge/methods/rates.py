@@ -41,7 +41,7 @@ class Pace:
         return Tuning(OneCycle(self.peak, epochs), batch_size=batch_size, seed=seed, optimizer=torch.optim.AdamW if self.adam else None)
 
     def __str__(self) -> str:
-        return f"{self.peak:g} ({'AdamW' if self.adam else 'SGD'})"
+        return f"{self.peak:.2g} ({'AdamW' if self.adam else 'SGD'})"
 
 
 class Weights:
