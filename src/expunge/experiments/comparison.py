@@ -21,7 +21,7 @@ from expunge.methods.readings import readings
 from expunge.vision.scenarios import Scenario
 from expunge.vision.scenarios.rows import length
 
-DEMO = ("finetune", "mask-classifier", "random-mask", "fisher-mask", f"fisher-mask-{CHOSEN}")
+DEMO = ("finetune", "mask-classifier", "random-mask", "fisher-mask", f"fisher-mask-{CHOSEN}", "reset-and-distil")
 RELEARN: Settings = {**SMOKE.relearn, "limit": 30}
 BELONGS = {"label": "category", "n": "poisoned", "trigger": "poisoned", "fraction": "mislabelled or subset"}
 

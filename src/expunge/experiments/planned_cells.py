@@ -100,7 +100,7 @@ def _tuning(profile: Profile, name: str, reading: str) -> Settings | None:
     if name in PAPER_METHODS or own in REPLAYED:
         return {"schedule": "replayed", "epochs": profile.tuning_epochs}
     if name in SCALED and own is not None:
-        return {"schedule": "one-cycle", "epochs": own.schedule.epochs}
+        return {"schedule": "one-cycle", "epochs": profile.tuning_epochs}
     return None if own is None else {"schedule": "own", "epochs": own.schedule.epochs}
 
 

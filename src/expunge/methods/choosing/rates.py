@@ -41,7 +41,7 @@ class Pace:
         return Tuning(OneCycle(self.peak, epochs), batch_size=batch_size, seed=seed, optimizer=torch.optim.AdamW if self.adam else None)
 
     def __str__(self) -> str:
-        return f"{self.peak:g} ({'AdamW' if self.adam else 'SGD'})"
+        return f"{self.peak:.2g} ({'AdamW' if self.adam else 'SGD'})"
 
 
 class Weights:
@@ -68,10 +68,12 @@ def find_pace(
         return Pace(rate or GENTLE), given if situation.few else ()
     among, steps = _paces(model, rate), min(STEPS, situation.steps)
     if budget.epochs is not None:
-        steps = min(steps, int(SEARCHED * budget.epochs * situation.steps / len(among)))
+        # Whole epochs, since what is left is trained in whole ones.
+        steps = min(steps, math.floor(SEARCHED * budget.epochs) * situation.steps // len(among))
     if steps < min(FEWEST, situation.steps):
         among, steps = among[:1], 4
-    if len(among) == 1 and budget.seconds is None:
+    untimed = budget.seconds is None or (budget.epochs is not None and budget.epochs < 1 + steps / situation.steps)
+    if len(among) == 1 and untimed:
         return among[0], given or (f"too few epochs to search for a rate: {among[0]} is a guess",)
     losses = _losses(model, forget, situation, run, budget, among, steps, seed)
     pace = _best(losses)

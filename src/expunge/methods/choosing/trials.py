@@ -86,6 +86,8 @@ class Trials:
         """Most goals met, of these those that forgot, or forgot most, of these the most accurate; one that broke the rest where all did."""
         if not self.results:
             results = "; ".join(tried.result for tried in self.tried)
+            if self.tried and not self.impossible:
+                raise DivergedError(f"nothing that was tried stayed finite; give a lower rate, or a method: {results}")
             raise InputError("method", "must be given, for nothing that was tried works here", results)
 
         def rank(result: Result) -> tuple[bool, int, bool, float, float]:
@@ -114,7 +116,7 @@ class Trials:
             return rung.epochs
         if room >= (rung.epochs / 2 if self.results or rung.passes else 1):
             return math.floor(room)
-        if not self.results and not rung.passes:
+        if not self.tried and not rung.passes and self.budget.seconds is not None:
             rule = f"must be about {self.budget.needed(room):.2g} at least, for one pass over the remain data"
             raise InputError("seconds", rule, self.budget.seconds)
         told = "the budget left no room for other settings"
@@ -144,6 +146,7 @@ class Trials:
             numbers = judge.measure(self.model)
         except (ModelError, DivergedError) as error:
             diverged = isinstance(error, DivergedError)
+            epochs = max(self.run.epochs, default=0) + diverged  # those that were begun
             self.impossible = self.impossible or not diverged
             self._note(label, epochs, started, None, f"{DIVERGED if diverged else 'not possible'}: {error}")
             self.run.take_records()
