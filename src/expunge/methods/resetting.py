@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,12 +14,13 @@ from expunge.data.batches import Data, device_of
 from expunge.editing import masks, scores
 from expunge.editing.masks import Granularity, Mask
 from expunge.editing.patches import Patch
+from expunge.errors import ModelError
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.training import built
 from expunge.model import heads
 from expunge.model.checks import check_names
 from expunge.model.depth import last_parameters
-from expunge.model.renewal import fresh_values
+from expunge.model.renewal import fresh_values, renewable
 from expunge.runtime.modes import seeded
 from expunge.training.distillation import Distillation
 from expunge.training.schedules import OneCycle
@@ -31,7 +32,8 @@ from expunge.validate import check_builder, check_choice, check_flag, check_numb
 class ByFisher:
     """The share `ratio` of the weights that matter most to the forget data, measured by what they matter to the remain data.
 
-    score_j = F̄_f,j / F̄_r,j (`scores.fisher_ratio`), its mean over a unit; biases and norms are never chosen. A unit is a convolution's
+    score_j = F̄_f,j / F̄_r,j (`scores.fisher_ratio`), its mean over a unit; biases, norms and bare parameters that nothing can renew are
+    never chosen. A unit is a convolution's
     kernel and a single weight of a matrix, or as `granularity` says. The Fisher information is the sampled one, which costs a single pass
     and chooses as the expected one does (97 % of the same kernels from 5,000 samples, ResNet20 on CIFAR-10).
     """
@@ -48,9 +50,11 @@ class ByFisher:
         check_flag("include_head", self.include_head)
         make_plain(self)
 
-    def mask(self, model: nn.Module, forget: Data, remain: Data, run: Run) -> Mask:
+    def mask(self, model: nn.Module, forget: Data, remain: Data, run: Run, among: Collection[str]) -> Mask:
         head = () if self.include_head else run.head_of(model, forget)
-        allowed = masks.candidates(model, head, self.include_head, "weights")
+        allowed = tuple(name for name in masks.candidates(model, head, self.include_head, "weights") if name in among)
+        if not allowed:
+            raise ModelError("model: none of its weights can be given fresh values; give `fresh`")
 
         def measure(data: Data, argument: str) -> fisher.FisherSums:
             return fisher.diagonal(
@@ -93,7 +97,10 @@ class ResetAndDistil:
         return patch
 
     def _new_values(self, model: nn.Module, forget: Data, remain: Data, run: Run) -> dict[str, Tensor]:
-        mask = self.reset.mask(model, forget, remain, run) if isinstance(self.reset, ByFisher) else {}
+        mask = {}
+        if isinstance(self.reset, ByFisher):
+            every = tuple(name for name, _ in model.named_parameters())
+            mask = self.reset.mask(model, forget, remain, run, renewable(model) if self.fresh is None else every)
         names = tuple(name for name, part in mask.items() if part.any()) or self._names(model, remain, run)
         with seeded(self.tuning.seed, device_of(model)):
             values = fresh_values(model, names, None if self.fresh is None else built(self.fresh))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,16 @@ def _renewed(model: nn.Module, wanted: Collection[str]) -> nn.Module:
     return new
 
 
+def renewable(model: nn.Module) -> tuple[str, ...]:
+    """The parameters in modules that `reset` can give fresh values."""
+    return tuple(name for prefix, module in model.named_modules() if _renewal(module) is not None for name in _own(prefix, module))
+
+
+def _renewal(module: nn.Module) -> Callable[[], Any] | None:
+    # Attention and transformers of torch name it with an underscore.
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+
+
 def reset(model: nn.Module, wanted: Collection[str] | None = None) -> None:
     """Reset trainable parameters, all or those that are wanted, in place by `reset_parameters`, inner modules first, as they were built.
 
@@ -67,8 +78,7 @@ def reset(model: nn.Module, wanted: Collection[str] | None = None) -> None:
         own = list(module.parameters(recurse=False))
         if not any(id(parameter) in identities for parameter in own) and (own or wanted is not None):
             continue
-        # Attention and transformers of torch name it with an underscore.
-        renew = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        renew = _renewal(module)
         if renew is not None:
             renewals.append(renew)
         elif own:

@@ -19,6 +19,7 @@ from expunge.metrics.predictions import Predictions, accuracy_of, logits
 Kind = Literal["class", "samples"]
 SLACK = 0.01  # of accuracy or of an attack's area, beside what chance does
 ERRORS = 1.5  # standard errors that count as chance
+BY_HEART, DOUBT = 0.99, 0.2  # accuracy on samples the original learnt that says little of others, and a drop there that may be no harm
 TELLING = 0.15  # of chance's share in the attack: with more the samples are too few to tell anything
 
 
@@ -123,7 +124,9 @@ class Judge:
             return (None, (told,)) if self.trained_on else (True, ())
         told = f"accuracy on {self._guarded} fell from {_percent(before.accuracy)} to {_percent(numbers.accuracy)}"
         doubt = "" if self.unseen else " (the original had learnt these samples, perhaps by heart: `validation` would tell)"
-        return False, (f"{told}, by more than max_drop={self.max_drop:g}{doubt}",)
+        # A network that knows what it was trained on by heart has no such accuracy on other samples, so there is nothing to keep.
+        by_heart = not self.unseen and before.accuracy >= BY_HEART and drop <= DOUBT
+        return None if by_heart else False, (f"{told}, by more than max_drop={self.max_drop:g}{doubt}",)
 
     def _class_left(self, numbers: Numbers) -> tuple[bool, tuple[str, ...]]:
         allowed = max(0.01 * self.forget_samples, 1 if self.forget_samples >= 20 else 0)

@@ -61,7 +61,7 @@ def without_reset(situation: Situation) -> list[Rung]:
         "ResetAndDistil(())", f"it is taught its own answers on remain data, {since}", 0, epochs, lambda tuning: _distilled((), tuning)
     )
     return [
-        _mask(0.05, 1, epochs, f"weights that matter to the forget data are masked and the rest learns from the original, {since}"),
+        _mask(0.05, 1, epochs, f"weights that matter to the forget data are masked and the rest fine-tuned, {since}"),
         distilled,
     ]
 
@@ -118,7 +118,8 @@ def _with_few(situation: Situation) -> list[Rung]:
     what = (
         "of the weights are masked and the rest learns gently from the original, since remain data are too few to learn fresh weights from"
     )
-    rungs = [_mask(ratio, number, epochs, f"{100 * ratio:g} % {what}") for number, ratio in enumerate((0.001, 0.005, 0.02, 0.05), start=1)]
+    ratios = enumerate((0.001, 0.005, 0.02, 0.05), start=1)
+    rungs = [_mask(ratio, number, epochs, f"{100 * ratio:g} % {what}", Distillation()) for number, ratio in ratios]
     rungs.append(_mask(0.005, 0, 0, "0.5 % of the weights are masked and nothing is trained, since remain data are too few for more"))
     least = "it is taught its own answers on the remain data, since these are too few to learn fresh weights from"
     # Hardly forgets, so only where it can be seen whether it did.
@@ -126,11 +127,11 @@ def _with_few(situation: Situation) -> list[Rung]:
     return [distilled, *rungs] if situation.judge.telling else rungs
 
 
-def _mask(ratio: float, strength: int, epochs: int, why: str) -> Rung:
+def _mask(ratio: float, strength: int, epochs: int, why: str, teacher: Distillation | None = None) -> Rung:
     label = f"FisherMask.as_released({ratio:g}{'' if epochs else ', tuning=None'})"
 
     def build(tuning: Tuning | None) -> Method:
-        return FisherMask.as_released(ratio, tuning and replace(tuning, distillation=Distillation()))
+        return FisherMask.as_released(ratio, tuning and replace(tuning, distillation=teacher))
 
     return Rung(label, why, strength, epochs, build, reads_forget=True, passes=1 if epochs else 0)
 

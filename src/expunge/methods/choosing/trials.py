@@ -93,7 +93,7 @@ class Trials:
         def rank(result: Result) -> tuple[bool, int, bool, float, float]:
             kept, forgotten = result.verdict.kept is not False, result.verdict.forgotten is not False
             accuracy = 1.0 if result.numbers.accuracy is None else result.numbers.accuracy
-            broken = (self.before.accuracy or 0.0) - accuracy > max(BROKEN, 2 * self.situation.judge.max_drop)
+            broken = not kept and (self.before.accuracy or 0.0) - accuracy > max(BROKEN, 2 * self.situation.judge.max_drop)
             known = result.numbers.forget if result.numbers.attack is None else result.numbers.attack
             left = 0.0 if forgotten else round(known, 2)
             return (False, 0, False, 0.0, accuracy) if broken else (True, kept + forgotten, forgotten, -left, accuracy)
@@ -127,7 +127,7 @@ class Trials:
         """Of a Fisher pass over the remain data, from one batch."""
         started = time.perf_counter()
         batch = next(iter(self.run.batches(self.situation.remain, "remain")))
-        fisher.diagonal(self.model, [batch], kind="expected", objective=self.run.objective)
+        fisher.diagonal(self.model, [batch], kind="sampled", objective=self.run.objective)
         return MARGIN * (time.perf_counter() - started) * max(1.0, self.situation.remain_samples / self.run.batch_size)
 
     def _attempt(self, rung: Rung, pace: Pace, epochs: int) -> Result | None:
