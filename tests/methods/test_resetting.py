@@ -293,3 +293,12 @@ def test_targets_that_are_no_labels_are_taught_too():
     properties.assert_finite(
         unlearn(cases.model(), forget, remain, ResetAndDistil(tuning=cases.QUICK), objective=Objective(), watch={}).model
     )
+
+
+def test_a_share_takes_one_layer_at_least():
+    """A third of one or two layers rounds to none, and a method that resets nothing would forget nothing."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(2)
+        single = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    assert {*unlearned(ResetAndDistil(0.1, cases.QUICK), single).edit.edits} == {"1.weight", "1.bias"}
+    assert len(unlearned(ResetAndDistil(0.0, cases.QUICK), single).edit) == 0

@@ -17,14 +17,14 @@ from expunge.runtime.modes import eager, in_mode, seeded, unchanged
 def last_parameters(model: nn.Module, batch: Batch, share: float, objective: Objective = Objective()) -> tuple[str, ...]:
     """The parameters of the last `share` of the layers, in the model's order.
 
-    A layer is a module with a matrix or convolution of its own; there are L. The last ⌊share · L + ½⌋ of them are taken, and all that is
-    called after the first of these (norms, scales). With a share of 1 these are all parameters.
+    A layer is a module with a matrix or convolution of its own; there are L. The last ⌊share · L + ½⌋ of them are taken, one at least
+    unless the share is 0, and all that is called after the first of these (norms, scales). With a share of 1 these are all parameters.
     """
     if share >= 1:
         return tuple(name for name, _ in model.named_parameters())
     calls = call_order(model, batch, objective)
     layers = sorted(place for name, place in calls.items() if any(part.dim() > 1 for part in model.get_submodule(name).parameters(False)))
-    taken = math.floor(share * len(layers) + 0.5)
+    taken = max(math.floor(share * len(layers) + 0.5), 1) if share and layers else 0
     if not taken:
         return ()
     first = layers[-taken]
