@@ -81,6 +81,11 @@ def readings_of(name: str) -> tuple[str, ...]:
     return tuple(readings(method_class(name)))
 
 
+def share_of_retraining(method: str, epoch: int | None, epochs: int | None) -> float | None:
+    """The cost of a method: its epochs over those of a retraining. None for methods whose epochs are over the forget data."""
+    return None if epoch is None or not epochs or method in FORGET_ALONE else epoch / epochs
+
+
 def methods(own: Sequence[str] = (), without: Sequence[str] = ()) -> list[tuple[str, str]]:
     """(name, reading), the paper's first, then every other of METHODS, then those of one's own."""
     names = [*PAPER_METHODS, *(name for name in METHODS if name not in PAPER_METHODS), *own]

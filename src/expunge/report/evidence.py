@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import log10
 
 from expunge.experiments.cells import REFERENCE
+from expunge.experiments.planned_cells import share_of_retraining
 from expunge.report import svg
 from expunge.report.aggregate import mean
 from expunge.report.figures import SMALL, Figure, Picture
@@ -25,9 +26,7 @@ CURVES = {  # title, what is on the axis, scale
 
 
 def cost(result: Content) -> float | None:
-    """Epochs of training over those of a retraining."""
-    epoch, epochs = at(result, "last", "epoch"), at(result, "cell", "recipe", "epochs")
-    return None if epoch is None or not epochs else epoch / epochs
+    return share_of_retraining(at(result, "cell", "method", "name"), at(result, "last", "epoch"), at(result, "cell", "recipe", "epochs"))
 
 
 def afterwards(setting: Setting) -> Table | None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from expunge.experiments.cells import LIMITS
 from expunge.experiments.paper import ORIGINAL
+from expunge.experiments.planned_cells import share_of_retraining
 from expunge.experiments.results import Result
 
 FINETUNE = "finetune"
@@ -196,10 +197,9 @@ def _forgetting(results: Sequence[Result]) -> list[Column]:
 
 
 def _cost(result: Result, row: str) -> float | None:
-    """Epochs of training over those of a retraining."""
     if row == ORIGINAL or result.last is None:
         return None
-    return result.last.epoch / result.cell.epochs
+    return share_of_retraining(result.cell.method["name"], result.last.epoch, result.cell.epochs)
 
 
 VIEWS = {
