@@ -142,9 +142,8 @@ def steps(
     if not trainable:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be trained")
     if tuning.distillation is not None:
-        raise InputError(
-            "tuning", "distillation is for methods that fine-tune on the remain data, in `unlearn`; leave it None here", tuning.distillation
-        )
+        rule = "distillation is for methods that fine-tune on the remain data, in `unlearn`; leave it None here"
+        raise InputError("tuning", rule, tuning.distillation)
     plan = [phases(epoch) for epoch in range(tuning.schedule.epochs)]
     with ExitStack() as stack:
         stack.enter_context(seeded(tuning.seed, device_of(model)))
