@@ -48,3 +48,16 @@ def test_a_setting_has_one_row_and_the_time_to_relearn():
     results += [made.result("fisher-mask", experiments=("fig-relearn",), cell_recipe={}, cell_relearn={"rate": 0.1, "limit": 20})]
     (row,) = summary(results, ("table1", "fig-relearn")).values()
     assert row["FisherMask"].details == ["paper 86.1 / 0.0 / 86.1", "re-learned in 4.0"]
+
+
+def test_methods_beyond_the_papers_stand_beside_them():
+    results = [made.result("fisher-mask", experiments=("table1",), relearn=None)]
+    ours = {"experiments": ("forget",), "relearn": None, "best": made.accuracies(0.86, 0.0, on="test", epoch=5)}
+    results += [made.result(cell_method={"name": "reset-and-distil", "reading": "text", "reset": 0.35}, **ours)]
+    results += [made.result("fisher-mask", **ours | {"best": made.accuracies(0.99, 0.0, on="test", epoch=5)})]
+    results += [made.result("finetune", cell_network="vgg16", experiments=("table1",), relearn=None)]
+    row, other = summary(results, ("table1", "forget")).values()
+    assert row["ResetAndDistil"].text == row["best score of all"].text == "86.0 / 0.0 / 86.0"
+    assert row["best score of all"].details[0] == "ResetAndDistil"
+    assert row["FisherMask"].text == "84.4 / 0.0 / 84.4"  # of its own experiment, though the other has a better one
+    assert other["ResetAndDistil"].text == "–" and other["missing"].text == "not run: FisherMask; no number in the paper"

@@ -14,26 +14,37 @@ from expunge.report.page_tables import Cell, Column, Paper, Table, heading
 from expunge.report.printed import printed
 from expunge.report.rows import Content, Row, Setting, flat, place, settings
 
-MAIN = (("Finetune", "finetune", "text"), ("FisherMask", "fisher-mask", "text"), ("FisherMask (released)", "fisher-mask", "released"))
+MAIN = (
+    ("Finetune", "finetune", "text"),
+    ("FisherMask", "fisher-mask", "text"),
+    ("FisherMask (released)", "fisher-mask", "released"),
+    ("ResetAndDistil", "reset-and-distil", "text"),
+)
 NOT_HERE = ("table2",)  # the runs of table 1
+BEYOND = "forget"  # the experiment with methods that are not the paper's, on its settings
 Times = Mapping[tuple[object, ...], Row]
 
 
 def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | None:
-    """One row for each setting, from the first experiment that has it; runs without a result count as missing."""
+    """One row for each setting, from the first experiment that has it, and other methods; runs without a result count as missing."""
     members: dict[str, tuple[str, Setting]] = {}
     for experiment in experiments:
         for setting in settings([result for result in results if experiment in (result["experiments"] or ("",))]):
             if setting.methods and experiment not in NOT_HERE:
                 members.setdefault(setting.title, (experiment, setting))
-    shown = {family: key for family, *key in MAIN if any(_rows(setting, *key) for _, setting in members.values())}
+    beyond = {setting.title: setting.methods for setting in settings([result for result in results if BEYOND in result["experiments"]])}
+    rows = {title: _together(setting.methods, beyond.get(title, [])) for title, (_, setting) in members.items()}
+    shown = {family: key for family, *key in MAIN if any(_rows(methods, *key) for methods in rows.values())}
     if not members:
         return None
     times = {_key(row): row for setting in settings([result for result in results if result.get("relearn")]) for row in setting.rows}
     asked: dict[tuple[str, str], dict[str, None]] = {}  # what any model was run with
     for experiment, setting in members.values():
         asked.setdefault((experiment, _task(setting)), {}).update(dict.fromkeys(row.family for row in setting.rows))
-    lines = [_line(experiment, setting, shown, times, asked[experiment, _task(setting)]) for experiment, setting in members.values()]
+    lines = [
+        _line(experiment, setting, rows[title], shown, times, asked[experiment, _task(setting)])
+        for title, (experiment, setting) in members.items()
+    ]
     columns = ["before", "retrained", *shown, "best score of all", "missing"]
     chosen = f"; epochs chosen on {part} data" if (part := chosen_on(results)) else ""
     return Table(
@@ -52,13 +63,21 @@ def _task(setting: Setting) -> str:
     return str(setting.rows[0].cell.get("scenario"))
 
 
-def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]], times: Times, asked: Iterable[str]) -> list[Cell]:
+def _together(rows: list[Row], others: list[Row]) -> list[Row]:
+    """And of the others those of methods that are not among them: what these were run with elsewhere is another experiment."""
+    there = {row.method for row in rows}
+    return [*rows, *(row for row in others if row.method not in there)]
+
+
+def _line(
+    experiment: str, setting: Setting, methods: list[Row], shown: Mapping[str, Sequence[str]], times: Times, asked: Iterable[str]
+) -> list[Cell]:
     paper: Paper = partial(printed, experiment)
-    best = max((row for row in setting.methods if row.method != CONTROL), key=_score, default=None)
+    best = max((row for row in methods if row.method != CONTROL), key=_score, default=None)
     cells = [
         _cell(setting.reference("before") or Row("before", setting.rows[0].results, network="before"), paper, times),
         _cell(setting.reference("retrained") or next((row for row in setting.rows if row.retrained), None), paper, times),
-        *(_cell(max(_rows(setting, *key), key=_score, default=None), paper, times) for key in shown.values()),
+        *(_cell(max(_rows(methods, *key), key=_score, default=None), paper, times) for key in shown.values()),
     ]
     if best is None or not best.values("best", "remain"):
         cells.append(Cell("–"))
@@ -69,8 +88,8 @@ def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]],
     return [Cell(setting.title), *cells, Cell(_missing(setting, asked, compared))]
 
 
-def _rows(setting: Setting, name: str, reading: str) -> list[Row]:
-    return [row for row in setting.rows if (row.method, row.reading) == (name, reading)]
+def _rows(rows: Iterable[Row], name: str, reading: str) -> list[Row]:
+    return [row for row in rows if (row.method, row.reading) == (name, reading)]
 
 
 def _score(row: Row) -> float:
