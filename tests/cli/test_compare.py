@@ -35,7 +35,16 @@ def test_the_demo_from_end_to_end(capsys, tmp_path):
     assert max(map(len, printed.out.splitlines()[:-1])) <= 80 and "fisher-mask ratio=0.02 seed=1" in printed.err
     result = json.loads((out / "result.json").read_text())
     assert result["settings"]["label"] == 3 and result["results"][0]["versions"]["expunge"] == __version__
-    assert methods_in(out) == ["original", "finetune", "mask-classifier", "random-mask", "fisher-mask", "fisher-mask", "retrain"]
+    assert methods_in(out) == [
+        "original",
+        "finetune",
+        "mask-classifier",
+        "random-mask",
+        "fisher-mask",
+        "fisher-mask",
+        "reset-and-distil",
+        "retrain",
+    ]
     for each in result["results"][1:]:
         assert 0 <= each["best"]["unlearn_score"] <= 1 and each["work_seconds"] > 0
     files = {path.name for path in out.iterdir() if path.is_file()}
