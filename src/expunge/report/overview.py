@@ -14,36 +14,33 @@ from expunge.report.page_tables import Cell, Column, Paper, Table, heading
 from expunge.report.printed import printed
 from expunge.report.rows import Content, Row, Setting, flat, place, settings
 
-MAIN = (
-    ("Finetune", "finetune", "text"),
-    ("FisherMask", "fisher-mask", "text"),
-    ("FisherMask (released)", "fisher-mask", "released"),
-    ("ResetAndDistil", "reset-and-distil", "text"),
-)
+MAIN = (("Finetune", "finetune", "text"), ("FisherMask", "fisher-mask", "text"), ("FisherMask (released)", "fisher-mask", "released"))
 NOT_HERE = ("table2",)  # the runs of table 1
-BEYOND = "forget"  # the experiment with methods that are not the paper's, on its settings
+BEYOND = "forget"  # the experiment with methods and settings that are not the paper's, on what it forgets
 Times = Mapping[tuple[object, ...], Row]
 
 
 def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | None:
-    """One row for each setting, from the first experiment that has it, and other methods; runs without a result count as missing."""
+    """One row for each setting, from the first experiment that has it; the best also from that with methods beyond the paper's.
+
+    Runs without a result count as missing.
+    """
     members: dict[str, tuple[str, Setting]] = {}
     for experiment in experiments:
         for setting in settings([result for result in results if experiment in (result["experiments"] or ("",))]):
             if setting.methods and experiment not in NOT_HERE:
                 members.setdefault(setting.title, (experiment, setting))
-    beyond = {setting.title: setting.methods for setting in settings([result for result in results if BEYOND in result["experiments"]])}
-    rows = {title: _together(setting.methods, beyond.get(title, [])) for title, (_, setting) in members.items()}
-    shown = {family: key for family, *key in MAIN if any(_rows(methods, *key) for methods in rows.values())}
+    shown = {family: key for family, *key in MAIN if any(_rows(setting, *key) for _, setting in members.values())}
     if not members:
         return None
     times = {_key(row): row for setting in settings([result for result in results if result.get("relearn")]) for row in setting.rows}
     asked: dict[tuple[str, str], dict[str, None]] = {}  # what any model was run with
     for experiment, setting in members.values():
         asked.setdefault((experiment, _task(setting)), {}).update(dict.fromkeys(row.family for row in setting.rows))
+    beyond = [result for result in results if BEYOND in result["experiments"]]
     lines = [
-        _line(experiment, setting, rows[title], shown, times, asked[experiment, _task(setting)])
-        for title, (experiment, setting) in members.items()
+        _line(experiment, setting, _together(setting, beyond), shown, times, asked[experiment, _task(setting)])
+        for experiment, setting in members.values()
     ]
     columns = ["before", "retrained", *shown, "best score of all", "missing"]
     chosen = f"; epochs chosen on {part} data" if (part := chosen_on(results)) else ""
@@ -63,10 +60,10 @@ def _task(setting: Setting) -> str:
     return str(setting.rows[0].cell.get("scenario"))
 
 
-def _together(rows: list[Row], others: list[Row]) -> list[Row]:
-    """And of the others those of methods that are not among them: what these were run with elsewhere is another experiment."""
-    there = {row.method for row in rows}
-    return [*rows, *(row for row in others if row.method not in there)]
+def _together(setting: Setting, others: Iterable[Content]) -> list[Row]:
+    """The methods of a setting and those of the other results on it, each result once; labels tell all of them apart."""
+    there = {id(result) for result in setting.results}
+    return settings([*setting.results, *(one for one in others if place(one["cell"]) == setting.title and id(one) not in there)])[0].methods
 
 
 def _line(
@@ -77,19 +74,20 @@ def _line(
     cells = [
         _cell(setting.reference("before") or Row("before", setting.rows[0].results, network="before"), paper, times),
         _cell(setting.reference("retrained") or next((row for row in setting.rows if row.retrained), None), paper, times),
-        *(_cell(max(_rows(methods, *key), key=_score, default=None), paper, times) for key in shown.values()),
+        *(_cell(max(_rows(setting, *key), key=_score, default=None), paper, times) for key in shown.values()),
     ]
     if best is None or not best.values("best", "remain"):
         cells.append(Cell("–"))
     else:
-        cell = _cell(best, paper, times)
+        own = best.results[0] in setting.results  # else the paper's number is of other settings
+        cell = _cell(best, paper if own else lambda *_: None, times)
         cells.append(replace(cell, mark=heading(best).mark, details=(best.family, *cell.details)))
     compared = any("paper" in detail for cell in cells for detail in cell.details)
     return [Cell(setting.title), *cells, Cell(_missing(setting, asked, compared))]
 
 
-def _rows(rows: Iterable[Row], name: str, reading: str) -> list[Row]:
-    return [row for row in rows if (row.method, row.reading) == (name, reading)]
+def _rows(setting: Setting, name: str, reading: str) -> list[Row]:
+    return [row for row in setting.rows if (row.method, row.reading) == (name, reading)]
 
 
 def _score(row: Row) -> float:
