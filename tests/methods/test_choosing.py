@@ -1,5 +1,6 @@
 """Without a method one is chosen: what it is, that the goal holds, what is told, what is refused."""
 
+import copy
 import json
 import math
 import time
@@ -16,7 +17,7 @@ from expunge.data.objective import Objective
 from expunge.errors import DivergedError
 from expunge.methods.choosing import budget as budgets
 from expunge.methods.choosing.budget import Budget
-from expunge.methods.choosing.judging import Verdict
+from expunge.methods.choosing.judging import Judge, Numbers, Verdict
 from expunge.methods.choosing.rungs import Rung, left
 from expunge.methods.resetting import ByFisher
 from tests.methods import cases, properties
@@ -235,6 +236,38 @@ def test_wrong_labels_are_unlearnt(share):
         assert outcome.method.reset == 1.0 and any("by heart, and they are many" in reason for reason in outcome.choice.reasons)
 
 
+def judge(samples: int, guard: int) -> Judge:
+    """Of samples without `validation`, where so many remain samples are held apart; nothing is measured."""
+    made = Judge([], [], False, False, frozenset(), frozenset({0}), samples, 0.02, None)
+    made.__dict__["_counts"] = (guard, guard)
+    return made
+
+
+def test_poison_that_is_left_is_told():
+    """Few for samples like the others, too many for labels that are wrong."""
+    not_measured = "whether the samples look unseen cannot be measured without `validation`, which the original never saw"
+    before = Numbers(1.0, 1.0)
+    for share, told in (
+        (0.9, None),
+        (0.3, "30.0 % of the forget data still get their label: few for samples, many for poison or wrong labels"),
+    ):
+        verdict = judge(40, 100).verdict(Numbers(1.0, share), before, reads_forget=False, strongest=False)
+        assert verdict.met is None and verdict.missing == ((not_measured,) if told is None else (told, not_measured))
+    assert judge(40, 100).verdict(Numbers(1.0, 0.3), before, reads_forget=True, strongest=False).missing == (not_measured,)
+    gone = judge(40, 100)
+    assert gone.verdict(Numbers(1.0, 0.0), before, False, False).met is True
+    assert gone.told(Numbers(1.0, 0.0), before) == (
+        "right of 100 remain samples 100.0 → 100.0 %, forget data 100.0 → 0.0 %; "
+        "no more than a network gives of wrong labels that it never saw"
+    )
+
+
+def test_the_search_for_a_rate_is_shown(model, capsys):
+    unlearn(model, *CLASS, validation=UNSEEN, progress=True)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("trying learning rates: 5 steps, ") and second.startswith("trying ResetAndDistil(ByFisher(0.6)), ")
+
+
 def test_one_sample(model):
     outcome = unlearn(model, Subset(DATA, [5]), Subset(DATA, range(6, 640)), validation=UNSEEN)
     assert outcome.choice.goal_met is None and outcome.choice.missing == (
@@ -275,8 +308,17 @@ class Bare(nn.Module):
 def test_a_network_that_cannot_be_reset_is_masked():
     outcome = unlearn(trained(DATA, Bare()), *CLASS, validation=UNSEEN)
     assert isinstance(outcome.method, FisherMask) and outcome.choice.goal_met is True
-    assert any("cannot be given fresh weights" in reason for reason in outcome.choice.reasons)
+    assert any("cannot be given fresh weights (give them a method `reset_parameters`)" in reason for reason in outcome.choice.reasons)
     assert any(tried.result.startswith("not possible: ") for tried in outcome.choice.tried)
+
+
+def test_frozen_weights_stay_and_are_told(model):
+    frozen = copy.deepcopy(model)
+    frozen[0].requires_grad_(False)
+    outcome = unlearn(frozen, *CLASS, validation=UNSEEN)
+    assert "frozen weights, 832 of 5,252, stay as they are: what they know is not forgotten" in outcome.choice.reasons
+    assert torch.equal(outcome.model[0].weight, model[0].weight)
+    assert not any("frozen" in reason for reason in unlearn(model, *CLASS, validation=UNSEEN).choice.reasons)
 
 
 class HalfBare(nn.Module):

@@ -35,6 +35,8 @@ def test_known_answers():
 def test_what_cannot_be_attacked_is_refused():
     with pytest.raises(InputError, match="^unseen: must hold at least one sample"):
         loss_attack(predictions(3, 0), predictions(0, 0))
+    with pytest.raises(InputError, match=r"^samples: must be a model's predictions, metrics.logits\(model, data\); found a Linear"):
+        loss_attack(torch.nn.Linear(2, 2), predictions(3, 0))
     broken = predictions(3, 0)
     broken.logits[1] = torch.nan
     with pytest.raises(DivergedError):

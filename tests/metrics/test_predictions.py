@@ -254,3 +254,12 @@ def test_only_predictions_on_the_same_data_are_compared():
         agreement(model, predictions(1, 39))
     with pytest.raises(MismatchError, match="same order"):
         divergence(model, Predictions(model.logits, model.targets.flip(0)))
+
+
+@pytest.mark.parametrize("measure", [accuracy_of, class_accuracies, predicted_shares, attack_success, mean_loss])
+def test_a_model_is_not_taken_for_its_predictions(measure):
+    with pytest.raises(InputError, match=r"^predictions: must be a model's predictions, metrics.logits\(model, data\); found a Linear"):
+        measure(nn.Linear(2, 2))
+    for compared in (agreement, divergence):
+        with pytest.raises(InputError, match="^retrained: must be a model's predictions"):
+            compared(predictions(1), nn.Linear(2, 2))

@@ -70,6 +70,7 @@ def test_sequences_and_flat_outputs_are_probed():
     words = torch.randint(0, 5, (60, 3), generator=torch.Generator().manual_seed(3))
     data = TensorDataset(words, (words == 4).any(1).long())
     found = linear_probes(model, ["1", "2"], data, data)
+    assert linear_probes(model, "1", data, data) == found[:1]
     assert [probe.module for probe in found] == ["1", "2"] and all(probe.accuracy > 0.9 for probe in found)
 
 
@@ -83,7 +84,11 @@ class Idle(nn.Module):
 
 
 BAD = {
-    "an unknown module": (InputError, "^modules: must name modules of the model", lambda: (network(), ["stage1"])),
+    "an unknown module": (
+        InputError,
+        "^modules: must name modules of the model, such as 0, .*; found stage1$",
+        lambda: (network(), ["stage1"]),
+    ),
     "no module": (InputError, "^modules: must name at least one", lambda: (network(), [])),
     "a module that is not called": (ModelError, "idle must be called once per batch", lambda: (Idle(), ["idle"])),
 }

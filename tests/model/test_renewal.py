@@ -55,7 +55,7 @@ def test_what_cannot_be_renewed_is_refused():
             self.scale = nn.Parameter(torch.ones(3))
 
     model = nn.Sequential(nn.Linear(2, 3), Scale())
-    with pytest.raises(ModelError, match="reset_parameters on every module with parameters, or `fresh`; missing in 1$"):
+    with pytest.raises(ModelError, match="reset_parameters on every module with parameters, or `fresh`; missing in 1 \\(Scale\\)$"):
         fresh_values(model, ["0.weight", "1.scale"])
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))
     with pytest.raises(ModelError, match="missing in|does not reach"):

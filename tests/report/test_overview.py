@@ -48,3 +48,18 @@ def test_a_setting_has_one_row_and_the_time_to_relearn():
     results += [made.result("fisher-mask", experiments=("fig-relearn",), cell_recipe={}, cell_relearn={"rate": 0.1, "limit": 20})]
     (row,) = summary(results, ("table1", "fig-relearn")).values()
     assert row["FisherMask"].details == ["paper 86.1 / 0.0 / 86.1", "re-learned in 4.0"]
+
+
+def test_the_best_of_all_is_also_of_methods_beyond_the_papers():
+    results = [made.result("fisher-mask", experiments=("table1",), relearn=None)]
+    results += [made.result("finetune", cell_network="vgg16", experiments=("table1",), relearn=None)]
+    ours = {"experiments": ("forget",), "relearn": None, "best": made.accuracies(0.86, 0.0, on="test", epoch=5)}
+    results += [made.result(cell_method={"name": "reset-and-distil", "reading": "text", "reset": 0.35}, **ours)]
+    row, other = summary(results, ("table1", "forget")).values()
+    assert row["best score of all"].text == "86.0 / 0.0 / 86.0" and row["best score of all"].details[0] == "ResetAndDistil"
+    assert row["FisherMask"].text == "84.4 / 0.0 / 84.4" and row["missing"].text == "not run: Finetune"
+    assert other["best score of all"].details[0] == "Finetune" and other["missing"].text == "not run: FisherMask; no number in the paper"
+    more = {"cell_method": {"name": "fisher-mask", "reading": "text", "ratio": 0.2}, "best": made.accuracies(0.9, 0.0, on="test", epoch=5)}
+    row = summary([*results, made.result(**ours | more)], ("table1", "forget"))["resnet20 on cifar10: class 0"]
+    assert row["best score of all"].details == ("FisherMask", "ratio 0.2, made for forget")  # and no number of the paper, which has another
+    assert row["FisherMask"].text == "84.4 / 0.0 / 84.4"

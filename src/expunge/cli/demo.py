@@ -11,8 +11,8 @@ from expunge.storage.files import check_folder
 
 @dataclass(frozen=True)
 class Demo:
-    """Train a small network on handwritten digits, make it forget one by Finetune, MaskClassifier, RandomMask and FisherMask (two
-    settings), and compare with Retrain. All methods: `expunge compare`."""
+    """Train a small network on handwritten digits, make it forget one by Finetune, MaskClassifier, RandomMask, FisherMask (two settings)
+    and ResetAndDistil, and compare with Retrain. All methods: `expunge compare`."""
 
     seed: int = 0
     """Decides the weights and the order of the images."""

@@ -54,7 +54,9 @@ class ByFisher:
         head = () if self.include_head else run.head_of(model, forget)
         allowed = tuple(name for name in masks.candidates(model, head, self.include_head, "weights") if name in among)
         if not allowed:
-            raise ModelError("model: none of its weights can be given fresh values; give `fresh`")
+            raise ModelError(
+                "model: none of its weights can be given fresh values; give its modules reset_parameters, or ResetAndDistil `fresh`"
+            )
 
         def measure(data: Data, argument: str) -> fisher.FisherSums:
             return fisher.diagonal(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from expunge.errors import InputError, MismatchError
 from expunge.metrics.accuracy import check_numbers
-from expunge.metrics.predictions import Predictions
+from expunge.metrics.predictions import Predictions, check_predictions
 
 
 def agreement(model: Predictions, retrained: Predictions) -> float:
@@ -37,6 +37,7 @@ def _log_shares(predictions: Predictions, whose: str) -> Tensor:
 
 
 def _check_same_data(model: Predictions, retrained: Predictions) -> None:
+    check_predictions(model=model, retrained=retrained)
     if model.logits.shape != retrained.logits.shape:
         raise MismatchError(
             f"predictions: must be on the same data; found logits {tuple(model.logits.shape)}, {tuple(retrained.logits.shape)}"

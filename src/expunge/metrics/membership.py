@@ -8,7 +8,7 @@ from torch import Tensor
 from expunge.data.objective import Objective
 from expunge.errors import InputError
 from expunge.metrics.accuracy import check_numbers
-from expunge.metrics.predictions import Predictions
+from expunge.metrics.predictions import Predictions, check_predictions
 
 
 def loss_attack(samples: Predictions, unseen: Predictions, objective: Objective = Objective()) -> float:
@@ -17,6 +17,7 @@ def loss_attack(samples: Predictions, unseen: Predictions, objective: Objective 
     About 0.5 for a model that never saw the samples, where `unseen` are like them (of the same classes, from the same source); above, it
     knows them; below, it was driven away from them, which tells them too. A sanity check: attacks that know more find more.
     """
+    check_predictions(samples=samples, unseen=unseen)
     losses = []
     for argument, predictions in (("samples", samples), ("unseen", unseen)):
         if len(predictions.logits) == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,25 +85,36 @@ def logits(
     return Predictions(torch.cat(rows).to(device), torch.cat(targets).to(device))
 
 
+def check_predictions(**arguments: Any) -> None:
+    """A model or its data alone are given by mistake."""
+    for argument, value in arguments.items():
+        if not isinstance(value, Predictions):
+            raise InputError(argument, "must be a model's predictions, metrics.logits(model, data)", f"a {type(value).__name__}")
+
+
 def accuracy_of(predictions: Predictions) -> float:
     """The fraction of labels that are the largest logit."""
+    check_predictions(predictions=predictions)
     return _share(predictions.predicted == predictions.labels)
 
 
 def class_accuracies(predictions: Predictions) -> dict[int, float]:
     """The accuracy on the samples of each label that occurs."""
+    check_predictions(predictions=predictions)
     right = predictions.predicted == predictions.labels
     return {label: _share(right[predictions.labels == label]) for label in torch.unique(predictions.labels).tolist()}
 
 
 def predicted_shares(predictions: Predictions) -> dict[int, float]:
     """The fraction of samples predicted as each class, whatever their label."""
+    check_predictions(predictions=predictions)
     counts = torch.bincount(predictions.predicted, minlength=predictions.logits.shape[1])
     return {label: count / int(counts.sum()) for label, count in enumerate(counts.tolist())}
 
 
 def attack_success(predictions: Predictions) -> float:
     """The fraction of triggered images predicted as the attacker's label, which the "attack" data of a poisoned scenario all carry."""
+    check_predictions(predictions=predictions)
     labels = torch.unique(predictions.labels).tolist()
     if len(labels) != 1:
         raise InputError("predictions", "must be on triggered images that all carry the attacker's label", f"labels {labels}")
@@ -111,6 +123,7 @@ def attack_success(predictions: Predictions) -> float:
 
 def mean_loss(predictions: Predictions, objective: Objective = Objective()) -> float:
     """The mean of the objective's loss per sample, in float64."""
+    check_predictions(predictions=predictions)
     if len(predictions.logits) == 0:
         raise InputError("predictions", "must hold at least one sample")
     if objective.of_classes and predictions.logits.dim() < 2:

@@ -32,7 +32,7 @@ class Probe:
 
 
 def linear_probes(
-    model: nn.Module, modules: Sequence[str], data: Data, held_out: Data, objective: Objective = Objective(), batch_size: int = 128
+    model: nn.Module, modules: Sequence[str] | str, data: Data, held_out: Data, objective: Objective = Objective(), batch_size: int = 128
 ) -> list[Probe]:
     """Fit a classifier of all classes to the output of each module on `data`, and measure it on `held_out`.
 
@@ -41,6 +41,7 @@ def linear_probes(
     compare with a retrained network. The model runs in eval mode and stays as it is.
     """
     check_module(model)
+    modules = (modules,) if isinstance(modules, str) else modules
     known, labels = _features(model, modules, data, "data", objective, batch_size)
     asked, answers = _features(model, modules, held_out, "held_out", objective, batch_size)
     classes = int(max(labels.max(), answers.max())) + 1
@@ -60,7 +61,9 @@ def _features(
     """The outputs of each module, averaged over positions, and the labels."""
     known = dict(model.named_modules())
     if unknown := [name for name in modules if name not in known]:
-        raise InputError("modules", "must name modules of the model", unknown)
+        some = [name for name in known if name]
+        rule = f"must name modules of the model, such as {', '.join(some[:4] + ['...'] * (len(some) > 4))}"
+        raise InputError("modules", rule, ", ".join(map(str, unknown)))
     if not modules:
         raise InputError("modules", "must name at least one module", "none")
     outputs: dict[str, list[Tensor]] = {name: [] for name in modules}

@@ -57,7 +57,7 @@ def _check_entries(batch: Batch, argument: str) -> None:
     else:
         rule = "a batch must be (inputs, targets) or a mapping of tensors"
         whole = isinstance(batch, (Tensor, numpy.ndarray))
-        raise InputError(argument, rule + ("; give all samples at once as TensorDataset(inputs, labels)" if whole else ""), _kind(batch))
+        raise InputError(argument, rule + ("; give all samples at once as a tuple (inputs, labels)" if whole else ""), _kind(batch))
     if strange:
         raise InputError(argument, "inputs and targets must be tensors", _kind(strange[0]))
 

@@ -82,7 +82,7 @@ def reset(model: nn.Module, wanted: Collection[str] | None = None) -> None:
         if renew is not None:
             renewals.append(renew)
         elif own:
-            unknown.append(name or "the model itself")
+            unknown.append(f"{name or 'the model itself'} ({type(module).__name__})")
     if unknown:
         raise ModelError(f"model: {rule}; missing in {', '.join(unknown)}")
     # A reset that writes elsewhere (pruned, weight-normed and spectral-normed layers have another tensor as weight) leaves these.

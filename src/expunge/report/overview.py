@@ -16,11 +16,15 @@ from expunge.report.rows import Content, Row, Setting, flat, place, settings
 
 MAIN = (("Finetune", "finetune", "text"), ("FisherMask", "fisher-mask", "text"), ("FisherMask (released)", "fisher-mask", "released"))
 NOT_HERE = ("table2",)  # the runs of table 1
+BEYOND = "forget"  # the experiment with methods and settings that are not the paper's, on what it forgets
 Times = Mapping[tuple[object, ...], Row]
 
 
 def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | None:
-    """One row for each setting, from the first experiment that has it; runs without a result count as missing."""
+    """One row for each setting, from the first experiment that has it; the best also from that with methods beyond the paper's.
+
+    Runs without a result count as missing.
+    """
     members: dict[str, tuple[str, Setting]] = {}
     for experiment in experiments:
         for setting in settings([result for result in results if experiment in (result["experiments"] or ("",))]):
@@ -33,7 +37,11 @@ def overview(results: Sequence[Content], experiments: Sequence[str]) -> Table | 
     asked: dict[tuple[str, str], dict[str, None]] = {}  # what any model was run with
     for experiment, setting in members.values():
         asked.setdefault((experiment, _task(setting)), {}).update(dict.fromkeys(row.family for row in setting.rows))
-    lines = [_line(experiment, setting, shown, times, asked[experiment, _task(setting)]) for experiment, setting in members.values()]
+    beyond = [result for result in results if BEYOND in result["experiments"]]
+    lines = [
+        _line(experiment, setting, _together(setting, beyond), shown, times, asked[experiment, _task(setting)])
+        for experiment, setting in members.values()
+    ]
     columns = ["before", "retrained", *shown, "best score of all", "missing"]
     chosen = f"; epochs chosen on {part} data" if (part := chosen_on(results)) else ""
     return Table(
@@ -52,9 +60,17 @@ def _task(setting: Setting) -> str:
     return str(setting.rows[0].cell.get("scenario"))
 
 
-def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]], times: Times, asked: Iterable[str]) -> list[Cell]:
+def _together(setting: Setting, others: Iterable[Content]) -> list[Row]:
+    """The methods of a setting and those of the other results on it, each result once; labels tell all of them apart."""
+    there = {id(result) for result in setting.results}
+    return settings([*setting.results, *(one for one in others if place(one["cell"]) == setting.title and id(one) not in there)])[0].methods
+
+
+def _line(
+    experiment: str, setting: Setting, methods: list[Row], shown: Mapping[str, Sequence[str]], times: Times, asked: Iterable[str]
+) -> list[Cell]:
     paper: Paper = partial(printed, experiment)
-    best = max((row for row in setting.methods if row.method != CONTROL), key=_score, default=None)
+    best = max((row for row in methods if row.method != CONTROL), key=_score, default=None)
     cells = [
         _cell(setting.reference("before") or Row("before", setting.rows[0].results, network="before"), paper, times),
         _cell(setting.reference("retrained") or next((row for row in setting.rows if row.retrained), None), paper, times),
@@ -63,7 +79,8 @@ def _line(experiment: str, setting: Setting, shown: Mapping[str, Sequence[str]],
     if best is None or not best.values("best", "remain"):
         cells.append(Cell("–"))
     else:
-        cell = _cell(best, paper, times)
+        own = best.results[0] in setting.results  # else the paper's number is of other settings
+        cell = _cell(best, paper if own else lambda *_: None, times)
         cells.append(replace(cell, mark=heading(best).mark, details=(best.family, *cell.details)))
     compared = any("paper" in detail for cell in cells for detail in cell.details)
     return [Cell(setting.title), *cells, Cell(_missing(setting, asked, compared))]

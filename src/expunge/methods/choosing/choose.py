@@ -66,8 +66,15 @@ class Choose:
             trials.climb(without_reset(situation), pace)
         best = trials.best()
         trials.take(best)
-        run.tell(best.method, _choice(best, trials, (*situation.told, *found)))
+        run.tell(best.method, _choice(best, trials, (*situation.told, *_frozen(model), *found)))
         return best.patch
+
+
+def _frozen(model: nn.Module) -> tuple[str, ...]:
+    """What no method may change is easily forgotten by who asks for it, as the network below adapters."""
+    frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
+    every = sum(parameter.numel() for parameter in model.parameters())
+    return (f"frozen weights, {frozen:,} of {every:,}, stay as they are: what they know is not forgotten",) if frozen else ()
 
 
 def _choice(best: Result, trials: Trials, told: tuple[str, ...]) -> Choice:

@@ -111,9 +111,8 @@ class Judge:
             parts.insert(0, f"right of {self._guarded} {100 * before.accuracy:.1f} → {_percent(numbers.accuracy)}")
         if numbers.attack is not None and before.attack is not None:
             parts.append(f"told from unseen by their losses {before.attack:.2f} → {numbers.attack:.2f} (0.50: not at all)")
-        if self._as_wrong_labels(numbers):
-            parts.append("as few as of wrong labels, which the network had only known by heart")
-        return ", ".join(parts)
+        text = ", ".join(parts)
+        return f"{text}; no more than a network gives of wrong labels that it never saw" if self._as_wrong_labels(numbers) else text
 
     def _kept(self, numbers: Numbers, before: Numbers) -> tuple[bool | None, tuple[str, ...]]:
         if numbers.accuracy is None or before.accuracy is None:
@@ -138,14 +137,15 @@ class Judge:
         if not reads_forget and self._as_wrong_labels(numbers):
             return True, ()
         if numbers.attack is None or numbers.unseen is None:
-            return None, (self._why_not_measured(),)
+            told = f"{_percent(numbers.forget)} of the forget data still get their label: few for samples, many for poison or wrong labels"
+            return None, (*[told] * (self.are_harder(numbers) and not reads_forget), self._why_not_measured())
         missing, attack = [], numbers.attack
         if self.are_harder(numbers) and not reads_forget:
             shares = f"{_percent(numbers.forget)} are right, {_percent(numbers.unseen)} of unseen ones"
             told = f"the forget data are harder than `validation` ({shares}), as with wrong labels in part"
             return None if strongest else False, (f"{told}: these cannot tell whether they look unseen",)
         if abs(attack - 0.5) > self._tolerance:
-            also = ", also with all weights fresh, so they may differ by more than that" if strongest else ""
+            also = ", also with all weights fresh: they may differ from `validation` by more than having been seen" if strongest else ""
             missing.append(f"losses tell the forget data from unseen ones: {attack:.2f}, chance is 0.50 ± {self._tolerance:.2f}{also}")
         if numbers.forget > numbers.unseen + SLACK + self._spread(numbers.unseen, self._counts[1]):
             missing.append(f"{_percent(numbers.forget)} of the forget data are right, {_percent(numbers.unseen)} of unseen ones")

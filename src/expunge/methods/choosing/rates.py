@@ -18,6 +18,7 @@ from expunge.methods.choosing.budget import Budget
 from expunge.methods.choosing.situation import Situation
 from expunge.methods.context import Run
 from expunge.methods.resetting import ResetAndDistil
+from expunge.runtime.progress import track
 from expunge.training.schedules import OneCycle
 from expunge.training.tuning import Tuning
 
@@ -104,7 +105,7 @@ def _losses(
     losses: dict[Pace, float] = {}
     reset: float | tuple[str, ...] = SHARE
     step = math.inf
-    for pace in among:
+    for pace in track(among, "trying learning rates", enabled=run.progress):
         if losses and budget.seconds is not None and time.perf_counter() - budget.began > SEARCHED * budget.seconds:
             break
         started = time.perf_counter()

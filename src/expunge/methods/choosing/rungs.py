@@ -55,7 +55,7 @@ def all_fresh(situation: Situation, why: str) -> Rung:
 
 def without_reset(situation: Situation) -> list[Rung]:
     """For a network with modules that nothing can give fresh weights."""
-    since = "since modules of this network cannot be given fresh weights"
+    since = "since modules of this network cannot be given fresh weights (give them a method `reset_parameters`)"
     epochs = _epochs(5, situation)
     distilled = Rung(
         "ResetAndDistil(())", f"it is taught its own answers on remain data, {since}", 0, epochs, lambda tuning: _distilled((), tuning)
