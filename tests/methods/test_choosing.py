@@ -3,6 +3,7 @@
 import json
 import math
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 import expunge
 from expunge import Choose, FisherMask, GoalNotMetWarning, InputError, ModelError, ResetAndDistil, metrics, unlearn
 from expunge.data.objective import Objective
-from expunge.errors import DivergedError
+from expunge.errors import DivergedError, UncheckedWarning
 from expunge.methods.choosing import budget as budgets
 from expunge.methods.choosing.budget import Budget
 from expunge.methods.choosing.judging import Verdict
@@ -246,6 +247,7 @@ def test_without_remain_data(model):
     with pytest.warns(GoalNotMetWarning, match="nothing is there to measure what became of the rest .*; .* still get their label"):
         outcome = unlearn(model, CLASS[0])
     assert isinstance(outcome.method, FisherMask) and outcome.method.ratio <= 0.005
+    assert unlearn(model, Subset(DATA, [5])).choice.missing[1].startswith("whether the samples look unseen cannot be measured without `val")
     guarded = unlearn(model, CLASS[0], validation=UNSEEN)
     assert guarded.choice.goal_met is True and accuracy(guarded.model, CLASS[0]) <= 0.01
     kept = Subset(TEST, torch.nonzero(TEST.tensors[1]).flatten().tolist())
@@ -381,6 +383,68 @@ def test_data_of_any_form(model, form):
     outcome = unlearn(model, forget, FORMS[form](CLASS[1]))
     apart = any("48 remain samples are held apart" in reason for reason in outcome.choice.reasons)
     assert apart != (form == "loader of its own batches") and accuracy(outcome.model, CLASS[0]) == 0
+
+
+class Tagger(nn.Module):
+    """A label for every word."""
+
+    def __init__(self, labels: int = 12) -> None:
+        super().__init__()
+        self.words, self.mix, self.head = nn.Embedding(12, 16), nn.Linear(16, 16), nn.Linear(16, labels)
+
+    def forward(self, words):
+        return self.head(self.mix(self.words(words)).relu()).transpose(1, 2)
+
+
+def tagged(samples: int, seed: int, low: int = 0, high: int = 12) -> TensorDataset:
+    words = torch.randint(low, high, (samples, 5), generator=torch.Generator().manual_seed(seed))
+    labels = (words + 1) % 12
+    labels[:, 4] = -100
+    return TensorDataset(words, labels)
+
+
+@pytest.fixture(scope="module")
+def tagger() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = Tagger()
+    return trained(tagged(400, 1), model, 60)
+
+
+def test_samples_with_a_label_per_position(tagger):
+    forget, remain = tagged(30, 2), tagged(300, 3)
+    with properties.assert_untouched(tagger):
+        outcome = unlearn(tagger, forget, remain, epochs=4, validation=tagged(100, 4))
+    assert isinstance(outcome.method, ResetAndDistil) and outcome.choice.reasons[0].startswith("the forget data are 30 samples")
+
+
+def test_classes_with_a_label_per_position(tagger):
+    """No kernel is chosen by the sampled Fisher information, which needs one label per sample."""
+    forget, remain = tagged(30, 2, high=3), tagged(300, 3, low=3)
+    outcome = unlearn(tagger, forget, remain, seconds=60)
+    assert outcome.choice.reasons[0].startswith("the forget data are 3 classes (1, 2, 3)") and outcome.choice.goal_met is not False
+    assert accuracy(outcome.model, forget) <= 0.01
+
+
+def test_labels_of_another_length_are_named(tagger):
+    ragged = [
+        (words[:, :length], labels[:, :length]) for length, (words, labels) in zip((5, 3), DataLoader(tagged(60, 3), 30), strict=True)
+    ]
+    message = r"must have labels of one shape, for a method to be chosen; pad them with -100, or give a method; found \(3,\) after \(5,\)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UncheckedWarning)
+        with pytest.raises(InputError, match=f"^remain: {message}"):
+            unlearn(tagger, tagged(30, 2), ragged)
+        with pytest.raises(InputError, match=f"^validation: {message}"):
+            unlearn(tagger, tagged(30, 2), tagged(300, 5), validation=ragged)
+
+
+def test_one_remain_sample_that_batchnorm_cannot_train_on():
+    """As much is done as without any."""
+    original = trained(DATA, built("BatchNorm"), 12)
+    with pytest.warns(GoalNotMetWarning, match="still get their label"):
+        outcome = unlearn(original, CLASS[0], Subset(CLASS[1], [0]), validation=UNSEEN)
+    assert isinstance(outcome.method, FisherMask) and outcome.method.tuning is None
 
 
 def test_where_the_goal_is_not_met_the_best_is_returned_and_marked(model, tmp_path):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from expunge.data.batches import Data
+from expunge.data.labels import IGNORED, as_labels
 from expunge.errors import InputError, ModelError, naming
 from expunge.methods.context import Run
 from expunge.metrics.accuracy import check_numbers
@@ -69,6 +70,11 @@ class Judge:
     @property
     def kind(self) -> Kind:
         return "class" if self.forgotten else "samples"
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether a sample has one label, not one per position: the sampled Fisher information needs that."""
+        return self.run.logits is not None and len(self.run.logits) == 2
 
     def measure(self, model: nn.Module) -> Numbers:
         forget = self._predict(model, self.forget, "forget")
@@ -196,7 +202,7 @@ class Judge:
         """The samples of the guard that are of classes that stay, and those like the forget data."""
         if self.guard is None:
             return 0, 0
-        targets = torch.cat([self.run.objective.targets(batch).cpu() for batch in self.run.batches(self.guard, self.argument)])
+        targets = labels_of(self.guard, self.argument, self.run)
         rest, alike = self._stays(targets), self._is_alike(targets)
         if not rest.any():
             raise InputError(self.argument, "must hold samples of classes that stay", f"none but of {sorted(self.forgotten)}")
@@ -216,6 +222,25 @@ class Judge:
         losses = self.run.objective.per_sample(predictions.logits.double(), predictions.targets)
         check_numbers("the losses", int(losses.isnan().sum()), losses.numel())
         return losses.detach()
+
+
+def labels_of(data: Data, argument: str, run: Run) -> Tensor:
+    """One label per sample (or several, one per position), in the order in which they are read."""
+    parts: list[Tensor] = []
+    for batch in run.batches(data, argument):
+        targets = run.objective.targets(batch)
+        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool:
+            raise InputError(argument, "labels must be integers, for a method to be chosen; give a method", _form(targets))
+        parts.append(as_labels(targets).cpu())
+        shapes = [tuple(part.shape[1:]) for part in (parts[0], parts[-1])]
+        if shapes[0] != shapes[1]:
+            rule = f"must have labels of one shape, for a method to be chosen; pad them with {IGNORED}, or give a method"
+            raise InputError(argument, rule, f"{shapes[1]} after {shapes[0]}")
+    return torch.cat(parts)
+
+
+def _form(targets: object) -> str:
+    return f"{targets.dtype} of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
 
 
 def check_teacher(numbers: Numbers, samples: int, classes: int) -> None:

@@ -38,7 +38,7 @@ class Rung:
 
 def ladder(situation: Situation) -> list[Rung]:
     """In the order of trial. "Trials" are those on CIFAR-10 in results/trials/README.md and in the page on resetting."""
-    if situation.remain is None:
+    if situation.remain_samples < 2:  # BatchNorm cannot train on one
         return _without_remain(situation)
     if situation.few:
         return _with_few(situation)
@@ -88,7 +88,7 @@ def _classes(situation: Situation) -> list[Rung]:
         passes=2,
         resets=True,
     )
-    rungs = [by_fisher, _reset(THIRD, 5, 1, third, situation)]
+    rungs = [by_fisher] * situation.judge.per_sample + [_reset(THIRD, 5, 1, third, situation)]
     if situation.judge.unseen:
         rungs.append(_reset(THIRD, 10, 1, f"{third}; twice the epochs", situation))
     return [*rungs, all_fresh(situation, "all weights fresh: the most that can be done")]

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -127,7 +127,8 @@ class Trials:
         """Of a Fisher pass over the remain data, from one batch."""
         started = time.perf_counter()
         batch = next(iter(self.run.batches(self.situation.remain, "remain")))
-        fisher.diagonal(self.model, [batch], kind="sampled", objective=self.run.objective)
+        kind: Literal["sampled", "empirical"] = "sampled" if self.situation.judge.per_sample else "empirical"
+        fisher.diagonal(self.model, [batch], kind=kind, objective=self.run.objective)
         return MARGIN * (time.perf_counter() - started) * max(1.0, self.situation.remain_samples / self.run.batch_size)
 
     def _attempt(self, rung: Rung, pace: Pace, epochs: int) -> Result | None:
