@@ -234,6 +234,8 @@ BAD = {
         lambda data, model: teach(TensorDataset(data.tensors[0], data.tensors[1] + 3), model),
     ),
     "no temperature": (InputError, "^temperature: ", lambda data, model: Distillation(0.0)),
+    "a temperature whose square no float32 holds": (InputError, "^temperature: must be in ", lambda data, model: Distillation(1e30)),
+    "a temperature that no logit can be divided by": (InputError, "^temperature: must be in ", lambda data, model: Distillation(1e-40)),
     "a class that is no number": (InputError, "^without: ", lambda data, model: Distillation(without=("cat",))),
     "one class without a tuple": (InputError, "^without: must be a tuple", lambda data, model: Distillation(without=3)),
     "a weight above 1": (InputError, "^weight: ", lambda data, model: Distillation(weight=1.1)),

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from expunge.errors import InputError
-from expunge.validate import check_number, check_positive, check_whole, make_plain, shown
+from expunge.validate import check_number, check_whole, make_plain, shown
+
+COLDEST, HOTTEST = 1e-4, 1e4  # temperatures at which float32 still holds T² and the logits over T
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Distillation:
     without: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
+        check_number("temperature", self.temperature, COLDEST, HOTTEST, ends="[]")
         check_number("weight", self.weight, 0, 1, ends="[]")
         object.__setattr__(self, "without", _checked_classes(self.without))
         make_plain(self)
