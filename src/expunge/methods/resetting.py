@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from expunge.data.batches import Data, device_of
 from expunge.editing import masks, scores
 from expunge.editing.masks import Granularity, Mask
 from expunge.editing.patches import Patch
-from expunge.errors import ModelError
+from expunge.errors import ModelError, NoEffectWarning
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.training import built
 from expunge.model import heads
@@ -91,7 +92,10 @@ class ResetAndDistil:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "ResetAndDistil")
-        patch = Patch.setting(model, self._new_values(model, forget, remain, run))
+        values = self._new_values(model, forget, remain, run)
+        patch = Patch.setting(model, values)
+        if values and not len(patch) and self.fresh is not None:
+            warnings.warn("nothing was reset: `fresh` built the weights that the model has", NoEffectWarning, stacklevel=2)
         patch.apply(model)
         run.train(model, remain, replace(self.tuning, distillation=self.tuning.distillation or Distillation()))
         return patch
@@ -119,6 +123,6 @@ def _checked_reset(reset: Any) -> float | tuple[str, ...] | ByFisher:
     if isinstance(reset, ByFisher):
         return reset
     if isinstance(reset, (str, tuple, list)):
-        return check_names("reset", reset) if reset else ()
+        return () if reset in ((), []) else check_names("reset", reset)
     check_number("reset", reset, 0, 1, ends="[]", rule="must be a share of the depth in [0, 1], names of parameters, or a ByFisher")
     return float(reset)
