@@ -108,6 +108,8 @@ class ResetAndDistil:
         names = tuple(name for name, part in mask.items() if part.any()) or self._names(model, remain, run)
         with seeded(self.tuning.seed, device_of(model)):
             values = fresh_values(model, names, None if self.fresh is None else built(self.fresh))
+        if names and not values:
+            raise ModelError(f"model: all that is to be reset is frozen, such as {names[0]}; unfreeze it, or reset other weights")
         held = dict(model.named_parameters())
         return {name: torch.where(mask[name], value, held[name].detach()) if name in mask else value for name, value in values.items()}
 

@@ -14,7 +14,8 @@ from expunge.data.classes import check_classes
 from expunge.data.labels import IGNORED
 from expunge.data.parting import cuttable, drawn_apart
 from expunge.errors import InputError
-from expunge.methods.choosing.judging import Judge, labels_of
+from expunge.methods.choosing.judging import Judge
+from expunge.methods.choosing.labels import labels_of
 from expunge.methods.context import Run
 from expunge.runtime.display import counted
 
@@ -54,10 +55,10 @@ def seen(forget: Data, remain: Data | None, run: Run, max_drop: float, seed: int
         judge = _judge(forget, forgotten, classes, run.validation, run, max_drop, unseen=run.validation is not None)
         return Situation(judge, None, 0, False, 0, 0, tuple(told))
     kept = labels_of(remain, "remain", run)
-    classes = _occurring(forgotten)
-    if classes & _occurring(kept):
-        classes = set()  # some labels stay: samples, though a label or two may go with them
-    told.append(_kind(classes, forgotten, "no remain sample has the label" if classes else "others with these labels stay"))
+    classes = _occurring(forgotten) - _occurring(kept)
+    if forgotten.dim() > 1 and classes != _occurring(forgotten):
+        classes = set()  # samples, of which none can be told to be of a class: they have a label per position
+    told.append(_kind(classes, forgotten, "no remain sample has the label"))
     samples = len(kept)
     size = next(size for least, size in ((8192, 128), (2048, 64), (256, 32), (0, 16)) if samples >= least)
     few = int((kept != IGNORED).sum()) < max(FEW, FEW_PER_CLASS * len(_occurring(kept)))
@@ -69,9 +70,11 @@ def seen(forget: Data, remain: Data | None, run: Run, max_drop: float, seed: int
 
 
 def _kind(classes: set[int], labels: Tensor, how: str) -> str:
-    if classes:
-        return f"the forget data are {counted(len(classes), 'class', 'classes')} ({', '.join(map(str, sorted(classes)[:5]))}): {how}"
-    return f"the forget data are {counted(len(labels), 'sample')}: {how}"
+    named = f"{counted(len(classes), 'class', 'classes')} ({', '.join(map(str, sorted(classes)[:5]))})"
+    if classes == _occurring(labels):
+        return f"the forget data are {named}: {how}"
+    also = f", but none of {named}" if classes else ""
+    return f"the forget data are {counted(len(labels), 'sample')}: others with these labels stay{also}"
 
 
 def _held_apart(remain: Data, labels: Tensor, run: Run, few: bool, seed: int, size: int, told: list[str]) -> tuple[Data, Data]:
@@ -98,7 +101,9 @@ def _judge(
     unseen: bool,
     trained_on: bool = False,
 ) -> Judge:
-    return Judge(forget, guard, unseen, trained_on, frozenset(classes), frozenset(_occurring(labels)), len(labels), max_drop, run)
+    gone = len(labels) if classes == _occurring(labels) else int(torch.isin(labels, torch.tensor(sorted(classes))).sum())
+    names = frozenset(classes), frozenset(_occurring(labels))
+    return Judge(forget, guard, unseen, trained_on, *names, len(labels), gone, max_drop, run)
 
 
 def _occurring(labels: Tensor) -> set[int]:
