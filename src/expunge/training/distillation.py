@@ -35,11 +35,15 @@ class Distillation:
         make_plain(self)
 
 
-def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """KL(softmax(teacher/T) ‖ softmax(student/T)) of each sample, summed over its positions where logits are (N, K, ...)."""
+def divergence(teacher: Tensor, student: Tensor, temperature: float, counted: Tensor | None = None) -> Tensor:
+    """KL(softmax(teacher/T) ‖ softmax(student/T)) of each sample, summed over its positions where logits are (N, K, ...).
+
+    `counted` (N, ...) says which positions count; None: all.
+    """
     wide = torch.promote_types(student.dtype, torch.float32)
     goal, answer = ((logits.to(wide) / temperature).log_softmax(1) for logits in (teacher, student))
-    return (goal.exp() * (goal - answer)).flatten(1).sum(1)
+    parts = goal.exp() * (goal - answer)
+    return (parts if counted is None else parts.masked_fill(~counted.unsqueeze(1), 0)).flatten(1).sum(1)
 
 
 def _checked_classes(classes: Any) -> tuple[int, ...] | None:
