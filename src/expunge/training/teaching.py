@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import Batches, Data, Rows, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
-from expunge.data.labels import IGNORED
+from expunge.data.labels import has_label
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_batch, screened
@@ -95,7 +95,7 @@ def distilled(taught: Taught, distillation: Distillation, argument: str, objecti
 def _counted(logits: Tensor, targets: Tensor) -> Tensor | None:
     """The positions that have a label, where there are positions and labels: padding is not taught, nor what was left out on purpose."""
     has_labels = logits.dim() > 2 and not targets.is_floating_point() and targets.shape == logits[:, 0].shape
-    return targets != IGNORED if has_labels else None
+    return has_label(targets) if has_labels else None
 
 
 def _kept_classes(logits: torch.Size, without: Sequence[int], device: torch.device) -> Tensor | None:
@@ -139,7 +139,7 @@ def _answers(teacher: nn.Module, batches: Iterable[Batch], objective: Objective,
         objective.check_batch(answer.shape, batch, same_batch=True)
         targets = objective.targets(to_device(batch, answer.device))
         targets = targets.argmax(1) if targets.shape == answer.shape else targets
-        counted = targets != IGNORED
+        counted = has_label(targets)
         right, asked = right + int(((answer.argmax(1) == targets) & counted).sum()), asked + int(counted.sum())
         chance = 1 / answer.shape[1]
         yield answer
