@@ -244,6 +244,11 @@ def test_fresh_weights_that_are_the_old_ones_are_told():
         unlearned(ResetAndDistil(tuning=cases.QUICK, fresh=lambda: model), model)
 
 
+def test_a_ratio_too_small_for_any_weight_is_told():
+    with pytest.warns(NoEffectWarning, match="nothing was reset: the ratio 1e-09 chose no weight"):
+        unlearned(ResetAndDistil(ByFisher(1e-9), tuning=cases.QUICK))
+
+
 def test_modules_that_cannot_be_reset_may_stay():
     model = opaque()
     found = unlearned(ResetAndDistil(("5",), tuning=cases.QUICK), model)

@@ -94,8 +94,8 @@ class ResetAndDistil:
         needs_remain(remain, "ResetAndDistil")
         values = self._new_values(model, forget, remain, run)
         patch = Patch.setting(model, values)
-        if values and not len(patch) and self.fresh is not None:
-            warnings.warn("nothing was reset: `fresh` built the weights that the model has", NoEffectWarning, stacklevel=2)
+        if why := "" if len(patch) else self._why_nothing(values):
+            warnings.warn(f"nothing was reset: {why}", NoEffectWarning, stacklevel=2)
         patch.apply(model)
         run.train(model, remain, replace(self.tuning, distillation=self.tuning.distillation or Distillation()))
         return patch
@@ -112,6 +112,12 @@ class ResetAndDistil:
             raise ModelError(f"model: all that is to be reset is frozen, such as {names[0]}; unfreeze it, or reset other weights")
         held = dict(model.named_parameters())
         return {name: torch.where(mask[name], value, held[name].detach()) if name in mask else value for name, value in values.items()}
+
+    def _why_nothing(self, values: Collection[str]) -> str:
+        """Why no weight got another value, where that is not what was asked for."""
+        if values:
+            return "`fresh` built the weights that the model has" if self.fresh is not None else ""
+        return f"the ratio {self.reset.ratio:g} chose no weight" if isinstance(self.reset, ByFisher) and self.reset.ratio else ""
 
     def _names(self, model: nn.Module, remain: Data, run: Run) -> tuple[str, ...]:
         if isinstance(self.reset, ByFisher):
