@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from expunge import fisher, metrics
 from expunge.curvature import gradient
 from expunge.data.batches import as_batches
+from expunge.data.labels import has_label
 from expunge.data.objective import Objective
 from expunge.errors import InputError
 from expunge.methods import Finetune, GradientAscent
+from expunge.metrics import Predictions, accuracy_of
 from expunge.training.loop import train
 from expunge.unlearning import unlearn
 from tests.methods import cases, properties
@@ -204,3 +206,13 @@ def test_labels_of_other_forms_are_named_with_what_to_do(name):
 def test_losses_that_are_none_are_named(losses, message):
     with pytest.raises(InputError, match=f"^objective.losses: {message}|^objective.losses: .*{message}"):
         unlearn(cases.model(), cases.forget(), method=GradientAscent(QUICK), objective=Objective(losses=losses), watch={})
+
+
+def test_a_byte_that_is_the_ignored_label_by_its_bits_counts():
+    """156 − 256 is −100, and torch compares bytes with that."""
+    labels = torch.tensor([0, 156, 200])
+    for kind in (torch.uint8, torch.int16, torch.int64):
+        assert has_label(labels.to(kind)).all()
+    assert has_label(torch.tensor([-100, 3])).tolist() == [False, True]
+    logits = torch.eye(201)[labels]
+    assert accuracy_of(Predictions(logits, labels.byte())) == 1 and accuracy_of(Predictions(-logits, labels.byte())) == 0

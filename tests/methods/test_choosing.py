@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -12,13 +13,15 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import expunge
-from expunge import Choose, FisherMask, GoalNotMetWarning, InputError, ModelError, ResetAndDistil, metrics, unlearn
+from expunge import Choose, FisherMask, GoalNotMetWarning, InputError, ModelError, ResetAndDistil, fisher, metrics, unlearn
 from expunge.data.objective import Objective
-from expunge.errors import DivergedError
+from expunge.errors import DivergedError, UncheckedWarning
 from expunge.methods.choosing import budget as budgets
 from expunge.methods.choosing.budget import Budget
 from expunge.methods.choosing.judging import Judge, Numbers, Verdict
 from expunge.methods.choosing.rungs import Rung, left
+from expunge.methods.choosing.situation import seen
+from expunge.methods.context import Run
 from expunge.methods.resetting import ByFisher
 from tests.methods import cases, properties
 
@@ -117,6 +120,37 @@ def test_samples_look_unseen_afterwards(overfitted):
     assert accuracy(outcome.model, unseen) >= accuracy(overfitted, unseen) - 0.02
 
 
+def parted(rows: torch.Tensor) -> tuple[Subset, Subset]:
+    return Subset(DATA, rows.nonzero().flatten().tolist()), Subset(DATA, (~rows).nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("validation", [UNSEEN, None], ids=["validation", "none"])
+def test_a_class_that_goes_with_samples_of_others(model, validation):
+    """That nobody gives its label any more is no loss, and does not make it a wrong one."""
+    labels = DATA.tensors[1]
+    forget, remain = parted((labels == 0) | ((labels == 1) & (torch.arange(640) < 240)))
+    outcome = unlearn(model, forget, remain, validation=validation)
+    choice = outcome.choice
+    assert choice.reasons[0] == "the forget data are 220 samples: others with these labels stay, but none of 1 class (0)"
+    assert choice.goal_met is (None if validation is None else True) and not any(
+        "wrong" in part or "heart" in part for part in choice.reasons
+    )
+    assert accuracy(outcome.model, CLASS[0]) <= 0.01
+    kept = Subset(TEST, torch.nonzero(TEST.tensors[1]).flatten().tolist())
+    assert accuracy(outcome.model, kept) >= accuracy(model, kept) - 0.05
+
+
+def test_a_class_of_which_something_is_left_among_samples_is_told(model):
+    labels = DATA.tensors[1]
+    forget, remain = parted((labels == 0) | ((labels == 1) & (torch.arange(640) < 240)))
+    others = parted((labels == 1) & (torch.arange(640) < 240))[0]
+    judge = seen(forget, remain, Run(logits=torch.Size((128, CLASSES)), validation=UNSEEN), 0.02, 0).judge
+    before = judge.measure(model)
+    assert before.gone == accuracy(model, CLASS[0]) and before.forget == accuracy(model, others)
+    verdict = judge.verdict(before, before, reads_forget=False, strongest=False)
+    assert verdict.forgotten is False and verdict.missing[-1] == f"{100 * before.gone:.1f} % of the classes that go still get their label"
+
+
 def test_samples_without_validation_take_the_setting_of_the_trials(model):
     outcome = unlearn(model, *SAMPLES)
     choice = outcome.choice
@@ -185,6 +219,18 @@ def test_what_is_not_possible_costs_no_epochs():
     assert mask.epochs >= 5
 
 
+def test_where_all_that_would_be_reset_is_frozen_no_epoch_is_spent_on_it():
+    frozen = trained(DATA)
+    frozen[2].requires_grad_(False), frozen[4].requires_grad_(False)
+    with pytest.raises(
+        ModelError, match="^model: all that is to be reset is frozen, such as 4.weight; unfreeze it, or reset other weights"
+    ):
+        unlearn(frozen, *CLASS, ResetAndDistil(tuning=cases.QUICK))
+    with pytest.warns(GoalNotMetWarning):
+        outcome = unlearn(frozen, *CLASS, epochs=3)
+    assert outcome.choice.tried[0].epochs == 0 and outcome.choice.tried[-1].method.startswith("ResetAndDistil(1), 3 epochs")
+
+
 def test_bare_parameters_are_left_as_they_are():
     model = trained(DATA, HalfBare())
     outcome = unlearn(model, *CLASS, validation=UNSEEN)
@@ -200,6 +246,14 @@ def test_a_budget_of_seconds_is_kept_and_too_little_is_refused(model):
         pytest.raises(InputError, match="^seconds: must be about .* at least, for one pass .*found 1e-06"),
     ):
         unlearn(model, *CLASS, seconds=1e-6)
+
+
+def test_a_pass_is_timed_as_it_will_be_made(model, monkeypatch):
+    """The mask's takes as many backward passes as there are classes."""
+    kinds, diagonal = [], fisher.diagonal
+    monkeypatch.setattr(fisher, "diagonal", lambda *data, kind, **settings: kinds.append(kind) or diagonal(*data, kind=kind, **settings))
+    unlearn(model, CLASS[0], Subset(CLASS[1], range(20)), validation=UNSEEN, seconds=60)
+    assert len(kinds) > 2 and {*kinds} == {"batch"}
 
 
 def test_what_is_left_of_a_budget(monkeypatch):
@@ -279,6 +333,7 @@ def test_without_remain_data(model):
     with pytest.warns(GoalNotMetWarning, match="nothing is there to measure what became of the rest .*; .* still get their label"):
         outcome = unlearn(model, CLASS[0])
     assert isinstance(outcome.method, FisherMask) and outcome.method.ratio <= 0.005
+    assert unlearn(model, Subset(DATA, [5])).choice.missing[1].startswith("whether the samples look unseen cannot be measured without `val")
     guarded = unlearn(model, CLASS[0], validation=UNSEEN)
     assert guarded.choice.goal_met is True and accuracy(guarded.model, CLASS[0]) <= 0.01
     kept = Subset(TEST, torch.nonzero(TEST.tensors[1]).flatten().tolist())
@@ -425,6 +480,78 @@ def test_data_of_any_form(model, form):
     assert apart != (form == "loader of its own batches") and accuracy(outcome.model, CLASS[0]) == 0
 
 
+class Tagger(nn.Module):
+    """A label for every word."""
+
+    def __init__(self, labels: int = 12) -> None:
+        super().__init__()
+        self.words, self.mix, self.head = nn.Embedding(12, 16), nn.Linear(16, 16), nn.Linear(16, labels)
+
+    def forward(self, words):
+        return self.head(self.mix(self.words(words)).relu()).transpose(1, 2)
+
+
+def tagged(samples: int, seed: int, low: int = 0, high: int = 12) -> TensorDataset:
+    words = torch.randint(low, high, (samples, 5), generator=torch.Generator().manual_seed(seed))
+    labels = (words + 1) % 12
+    labels[:, 4] = -100
+    return TensorDataset(words, labels)
+
+
+@pytest.fixture(scope="module")
+def tagger() -> nn.Module:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = Tagger()
+    return trained(tagged(400, 1), model, 60)
+
+
+def test_samples_with_a_label_per_position(tagger):
+    forget, remain = tagged(30, 2), tagged(300, 3)
+    with properties.assert_untouched(tagger):
+        outcome = unlearn(tagger, forget, remain, epochs=4, validation=tagged(100, 4))
+    assert isinstance(outcome.method, ResetAndDistil) and outcome.choice.reasons[0].startswith("the forget data are 30 samples")
+
+
+def test_classes_with_a_label_per_position(tagger):
+    """No kernel is chosen by the sampled Fisher information, which needs one label per sample."""
+    forget, remain = tagged(30, 2, high=3), tagged(300, 3, low=3)
+    outcome = unlearn(tagger, forget, remain, seconds=60)
+    assert outcome.choice.reasons[0].startswith("the forget data are 3 classes (1, 2, 3)") and outcome.choice.goal_met is not False
+    assert accuracy(outcome.model, forget) <= 0.01
+
+
+@pytest.mark.filterwarnings("ignore::expunge.errors.GoalNotMetWarning")
+def test_masks_where_labels_are_per_position(tagger):
+    """Without remain data, with few, and where nothing can be reset."""
+    forget, few = tagged(30, 2, high=3), tagged(6, 3, low=3)
+    for remain in (None, few):
+        outcome = unlearn(tagger, forget, remain, seconds=60)
+        assert isinstance(outcome.method, FisherMask) and outcome.method.kind == "empirical"
+        assert "by empirical Fisher" in outcome.choice.label
+
+
+def test_labels_of_another_length_are_named(tagger):
+    ragged = [
+        (words[:, :length], labels[:, :length]) for length, (words, labels) in zip((5, 3), DataLoader(tagged(60, 3), 30), strict=True)
+    ]
+    message = r"must have labels of one shape, for a method to be chosen; pad them with -100, or give a method; found \(3,\) after \(5,\)"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UncheckedWarning)
+        with pytest.raises(InputError, match=f"^remain: {message}"):
+            unlearn(tagger, tagged(30, 2), ragged)
+        with pytest.raises(InputError, match=f"^validation: {message}"):
+            unlearn(tagger, tagged(30, 2), tagged(300, 5), validation=ragged)
+
+
+def test_one_remain_sample_that_batchnorm_cannot_train_on():
+    """As much is done as without any."""
+    original = trained(DATA, built("BatchNorm"), 12)
+    with pytest.warns(GoalNotMetWarning, match="still get their label"):
+        outcome = unlearn(original, CLASS[0], Subset(CLASS[1], [0]), validation=UNSEEN)
+    assert isinstance(outcome.method, FisherMask) and outcome.method.tuning is None
+
+
 def test_where_the_goal_is_not_met_the_best_is_returned_and_marked(model, tmp_path):
     with properties.assert_untouched(model), pytest.warns(GoalNotMetWarning, match="^goal not met, .*by more than max_drop=0.02") as caught:
         outcome = unlearn(model, *CLASS, Choose(epochs=1, rate=1e-4), validation=UNSEEN)
@@ -465,6 +592,8 @@ def test_what_is_tried_next():
         (False, True): ["1"],  # lost the rest: longer, there is none gentler
         (False, False): ["2", "3"],
     }
+    # Where it did neither, doing less is at least less harm.
+    assert [rung.label for rung in left([rungs[0], rungs[3]], rungs[2], Verdict(False, False, ()))] == ["3", "0"]
     for (kept, forgotten), expected in names.items():
         assert [rung.label for rung in left(rungs[1:], rungs[0], Verdict(kept, forgotten, ()))] == expected
     assert [rung.label for rung in left(rungs[:2], rungs[2], Verdict(False, True, ()))] == ["0", "1"]

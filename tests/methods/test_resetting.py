@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Subset, TensorDataset
 
 from expunge.data.objective import Objective
-from expunge.errors import DivergedError, InputError, ModelError
+from expunge.errors import DivergedError, InputError, ModelError, NoEffectWarning
 from expunge.methods import ByFisher, ResetAndDistil
 from expunge.training import Constant, Distillation, OneCycle, Tuning
 from expunge.unlearning import unlearn
@@ -204,6 +204,7 @@ BAD = {
         "reset_parameters on every module.*missing in 7",
         lambda: unlearned(ResetAndDistil(), opaque()),
     ),
+    "no name": (InputError, "^reset: must name parameters of the model", lambda: unlearned(ResetAndDistil(""))),
     "another network": (
         InputError,
         "^fresh: must build a network with the same parameters; found",
@@ -237,12 +238,25 @@ def test_what_cannot_be_done_is_refused(case):
         call()
 
 
+def test_fresh_weights_that_are_the_old_ones_are_told():
+    model = cases.model()
+    with pytest.warns(NoEffectWarning, match="`fresh` built the weights that the model has"):
+        unlearned(ResetAndDistil(tuning=cases.QUICK, fresh=lambda: model), model)
+
+
+def test_a_ratio_too_small_for_any_weight_is_told():
+    with pytest.warns(NoEffectWarning, match="nothing was reset: the ratio 1e-09 chose no weight"):
+        unlearned(ResetAndDistil(ByFisher(1e-9), tuning=cases.QUICK))
+
+
 def test_modules_that_cannot_be_reset_may_stay():
     model = opaque()
     found = unlearned(ResetAndDistil(("5",), tuning=cases.QUICK), model)
     assert {*found.edit.edits} == {"5.weight", "5.bias"}
+    with torch.no_grad():
+        model[7].weight.add_(1)  # as training would have done
     built = unlearned(ResetAndDistil(1.0, tuning=cases.QUICK, fresh=opaque), model)
-    assert "7.weight" in built.edit.edits
+    assert torch.equal(built.edit.edits["7.weight"].new, opaque()[7].weight.flatten())
 
 
 class Adapted(nn.Module):

@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from expunge.errors import InputError, ModelError
+from expunge.errors import DivergedError, InputError, ModelError
 from expunge.metrics import linear_probes
 from expunge.model.stages import stage_ends
 from expunge.vision.networks import NETWORKS
@@ -99,6 +99,48 @@ def test_what_cannot_be_probed_is_refused(case):
     error, message, arguments = BAD[case]
     with pytest.raises(error, match=message):
         linear_probes(*arguments(), pictures(8, 0), pictures(8, 1))
+
+
+def with_labels(change):
+    data = pictures(8, 0)
+    return TensorDataset(data.tensors[0], change(data.tensors[1]))
+
+
+LABELS = {
+    "fractions": lambda labels: labels.float(),
+    "below 0": lambda labels: labels - 1,
+    "of no logit": lambda labels: labels + 4,
+    "ignored": lambda labels: labels.where(labels > 0, -100),
+}
+
+
+@pytest.mark.parametrize("change", LABELS)
+def test_labels_must_be_outputs_of_the_head(change):
+    strange = with_labels(LABELS[change])
+    for argument, parts in (("data", (strange, pictures(8, 0))), ("held_out", (pictures(8, 0), strange))):
+        with pytest.raises(InputError, match=f"^{argument}: (labels must be in|targets must be)"):
+            linear_probes(network(), ["1"], *parts)
+
+
+def test_outputs_that_are_not_finite_are_named():
+    model = network()
+    with torch.no_grad():
+        model[0].weight.mul_(1e38)
+    with pytest.raises(DivergedError, match="^the outputs of 0 on data are not finite"):
+        linear_probes(model, ["0"], pictures(8, 0), pictures(8, 1))
+
+
+def test_names_may_be_one_or_twice_the_same():
+    model, data = network(), pictures(40, 0)
+    once = linear_probes(model, "1", data, data)
+    assert [probe.module for probe in once] == ["1"] and linear_probes(model, ["1", "1"], data, data) == once
+
+
+def test_it_works_in_inference_mode():
+    model, data = network(), pictures(40, 0)
+    with torch.inference_mode():
+        found = linear_probes(model, ["1"], data, data)
+    assert found == linear_probes(model, ["1"], data, data)
 
 
 STAGES = {

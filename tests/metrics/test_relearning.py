@@ -187,6 +187,9 @@ def test_the_parameters_that_may_move_are_named_before_any_work(masked, original
         relearn_time(masked, None, scenario.forget, scenario.train)
     with pytest.raises(InputError, match="^relearning: must be a Relearning"):
         relearn_time(masked, original, scenario.forget, scenario.train, Tuning())
+    for tuning in (None, QUICK):
+        with pytest.raises(InputError, match="^tuning: must be a Tuning: re-learning trains"):
+            relearn_curve(masked, scenario.forget, scenario.forget, scenario.train, tuning)
 
 
 def test_the_curve_is_that_of_a_plain_training(original, masked, scenario):

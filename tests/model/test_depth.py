@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from expunge.data.objective import Objective
 from expunge.model.depth import call_order, last_parameters
 from expunge.vision.networks import NETWORKS
 from tests.methods import cases
@@ -24,6 +25,7 @@ class Backwards(nn.Module):
         return self.head(self.norm(self.body(x[:, 0])))
 
 
+TOKENS = Objective(outputs=lambda model, batch: model(batch[0]).transpose(1, 2))
 BATCH = torch.randn(2, 4), torch.tensor([0, 1])
 
 
@@ -59,6 +61,13 @@ def test_transformers_are_seen_through():
     with torch.no_grad():
         names = last_parameters(model, (torch.randint(0, 5, (2, 3)), torch.tensor([0, 1])), 0.4)
     assert names[-2:] == ("3.weight", "3.bias") and "1.layers.1.linear1.weight" in names and not any("layers.0" in name for name in names)
+
+
+def test_a_shared_matrix_lies_where_it_is_read_last():
+    """Else of a classifier tied to the embedding the bias alone would be reset."""
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+    model[2].weight = model[0].weight
+    assert last_parameters(model, (torch.tensor([[0, 1]]), torch.tensor([[0, 1]])), 0.3, TOKENS) == ("0.weight", "2.bias")
 
 
 def test_the_model_is_left_as_it_is():

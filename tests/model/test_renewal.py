@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from expunge.errors import InputError, ModelError
-from expunge.model.renewal import fresh_values
+from expunge.model.renewal import fresh_values, renewable
 from tests.methods import cases
 
 
@@ -27,6 +27,14 @@ def test_buffers_go_with_a_whole_module_and_frozen_parameters_stay():
     found = fresh_values(model, [name for name, _ in model.named_parameters()])
     assert {"1.running_mean", "1.running_var", "1.num_batches_tracked"} <= found.keys() and "0.bias" not in found
     assert not found["1.running_mean"].any() and found["1.running_mean"].dtype == model[1].running_mean.dtype
+
+
+def test_statistics_of_norms_without_parameters_go_with_all_the_rest():
+    """They were computed from all data, the forgotten ones too."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False), nn.Linear(3, 2))
+    model[1].running_mean.fill_(7.0)
+    assert not fresh_values(model, [name for name, _ in model.named_parameters()])["1.running_mean"].any()
+    assert "1.running_mean" not in fresh_values(model, ["2.weight", "2.bias"])
 
 
 def test_a_shared_parameter_is_renewed_under_either_name():
@@ -57,6 +65,13 @@ def test_what_cannot_be_renewed_is_refused():
     model = nn.Sequential(nn.Linear(2, 3), Scale())
     with pytest.raises(ModelError, match="reset_parameters on every module with parameters, or `fresh`; missing in 1 \\(Scale\\)$"):
         fresh_values(model, ["0.weight", "1.scale"])
+    # A reset that asks for more, or that is none, gives nothing either.
+    Scale.reset_parameters = lambda self, deviation: nn.init.normal_(self.scale, std=deviation)
+    assert renewable(model) == ("0.weight", "0.bias")
+    for strange in (Scale.reset_parameters, True):
+        Scale.reset_parameters = strange
+        with pytest.raises(ModelError, match="missing in 1$"):
+            fresh_values(model, ["0.weight", "1.scale"])
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))
     with pytest.raises(ModelError, match="missing in|does not reach"):
         fresh_values(normed, [name for name, _ in normed.named_parameters()])

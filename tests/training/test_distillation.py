@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, kl_div
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from expunge.data.objective import Objective, model_outputs
 from expunge.errors import InputError, ModelError
@@ -144,6 +144,10 @@ class Noisy(Dataset):
 READINGS = {  # how often the teacher is asked: once about all of three batches, else again in both epochs; and once for the shape
     "rows": (lambda data: data, 1 + 3),
     "rows that chance changes": (Noisy, 1 + 1 + 6),
+    "rows the last of which chance changes": (
+        lambda data: ConcatDataset([Subset(data, range(REMAIN - 4)), Noisy(TensorDataset(*data[REMAIN - 4 :]))]),
+        1 + 1 + 6,
+    ),
     "a loader": (lambda data: DataLoader(data, SIZE), 1 + 1 + 6),
     "a list of batches": (lambda data: list(DataLoader(data, SIZE)), 1 + 1 + 6),
 }
@@ -192,6 +196,19 @@ def test_positions_are_taught_too():
     torch.testing.assert_close(loss, kl_div(found.log_softmax(1), goal.softmax(1), reduction="sum") / 6)
 
 
+def test_positions_without_a_label_are_not_taught():
+    """What a teacher says about padding, or about words that were left out so that they be forgotten, is none of the student's business."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        inputs, labels = torch.randn(6, 2, 5, dtype=torch.float64), torch.randint(0, 3, (6, 5))
+        teacher, model = (nn.Conv1d(2, 3, 1).double() for _ in range(2))
+    labels[:, 3:] = -100
+    phase = distilled_phase(teach(TensorDataset(inputs, labels), teacher), Distillation(1.0, 1.0), "data", Objective())
+    loss = phase.loss(model, next(iter(phase.batches)), Objective().losses)
+    goal, found = teacher(inputs)[:, :, :3], model(inputs)[:, :, :3]
+    torch.testing.assert_close(loss, kl_div(found.log_softmax(1), goal.softmax(1), reduction="sum") / 6)
+
+
 def test_divergence_is_that_of_the_softmaxes():
     generator = torch.Generator().manual_seed(0)
     teacher, answer = torch.randn(2, 6, 5, dtype=torch.float64, generator=generator)
@@ -234,6 +251,8 @@ BAD = {
         lambda data, model: teach(TensorDataset(data.tensors[0], data.tensors[1] + 3), model),
     ),
     "no temperature": (InputError, "^temperature: ", lambda data, model: Distillation(0.0)),
+    "a temperature whose square no float32 holds": (InputError, "^temperature: must be in ", lambda data, model: Distillation(1e30)),
+    "a temperature that no logit can be divided by": (InputError, "^temperature: must be in ", lambda data, model: Distillation(1e-40)),
     "a class that is no number": (InputError, "^without: ", lambda data, model: Distillation(without=("cat",))),
     "one class without a tuple": (InputError, "^without: must be a tuple", lambda data, model: Distillation(without=3)),
     "a weight above 1": (InputError, "^weight: ", lambda data, model: Distillation(weight=1.1)),

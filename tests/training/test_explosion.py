@@ -13,7 +13,7 @@ from expunge.errors import DivergedError
 from expunge.metrics import accuracy
 from expunge.training.explosion import FACTOR, Explosion
 from expunge.training.loop import Phase, train, train_phases
-from expunge.training.schedules import Constant, Steps, replay
+from expunge.training.schedules import Constant, OneCycle, Steps, replay
 from expunge.training.tuning import Tuning
 
 CLASSES = 4
@@ -111,3 +111,9 @@ def test_a_loss_that_is_no_longer_finite_names_the_rate():
     message = r"^the loss is no longer finite: epoch 1, iteration \d+ of 40, at the learning rate 1e\+30 of Constant\(.*; give a lower rate"
     with pytest.raises(DivergedError, match=message):
         train(pretrained(large_inputs()), large_inputs(), Tuning(Constant(1e30, 2), batch_size=8))
+
+
+def test_a_loss_that_never_was_finite_is_not_blamed_on_the_rate():
+    never = Objective(losses=lambda logits, targets: logits.sum(1) * torch.inf, classes=True)
+    with pytest.raises(DivergedError, match="^the loss is not finite before the first step: look at the data, the outputs and the loss$"):
+        train(pretrained(large_inputs()), large_inputs(), Tuning(OneCycle(0.1, 2), batch_size=8), never)

@@ -16,6 +16,11 @@ def as_labels(targets: Tensor) -> Tensor:
     return targets.long() if integers else targets
 
 
+def has_label(targets: Tensor) -> Tensor:
+    """Which targets count: all but the ignored. As int64, since of bytes 156 is −100 to torch."""
+    return as_labels(targets) != IGNORED
+
+
 def check_labels(logits: torch.Size, targets: Tensor, ignored: int | None = None) -> None:
     """Integer labels must name an output of the head (on CUDA the kernel would otherwise abort the process).
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from expunge import fisher
 from expunge.data.batches import Data
 from expunge.data.classes import no_labels
-from expunge.data.labels import IGNORED
+from expunge.data.labels import has_label
 from expunge.editing import masks, scores
 from expunge.editing.masks import Granularity, Mask, Rounding, Scope, Which
 from expunge.editing.patches import Patch
@@ -180,7 +180,7 @@ def _single_label(forget: Data, run: Run) -> int:
         if no_labels(run.objective, run.logits, targets):
             form = f"{targets.dtype} of shape {tuple(targets.shape)}"
             raise InputError("label", "must be given where the forget set holds no integer labels", form)
-        parts.append(targets.detach()[targets != IGNORED].cpu())
+        parts.append(targets.detach()[has_label(targets)].cpu())
     labels = torch.unique(torch.cat(parts)).tolist()
     if len(labels) != 1:
         raise InputError("label", "must be given where the forget set holds several labels", labels)

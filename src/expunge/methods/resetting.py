@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from expunge.data.batches import Data, device_of
 from expunge.editing import masks, scores
 from expunge.editing.masks import Granularity, Mask
 from expunge.editing.patches import Patch
-from expunge.errors import ModelError
+from expunge.errors import ModelError, NoEffectWarning
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.training import built
 from expunge.model import heads
@@ -93,7 +94,10 @@ class ResetAndDistil:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch:
         needs_remain(remain, "ResetAndDistil")
-        patch = Patch.setting(model, self._new_values(model, forget, remain, run))
+        values = self._new_values(model, forget, remain, run)
+        patch = Patch.setting(model, values)
+        if why := "" if len(patch) else self._why_nothing(values):
+            warnings.warn(f"nothing was reset: {why}", NoEffectWarning, stacklevel=2)
         patch.apply(model)
         run.train(model, remain, replace(self.tuning, distillation=self.tuning.distillation or Distillation()))
         return patch
@@ -106,8 +110,16 @@ class ResetAndDistil:
         names = tuple(name for name, part in mask.items() if part.any()) or self._names(model, remain, run)
         with seeded(self.tuning.seed, device_of(model)):
             values = fresh_values(model, names, None if self.fresh is None else built(self.fresh))
+        if names and not values:
+            raise ModelError(f"model: all that is to be reset is frozen, such as {names[0]}; unfreeze it, or reset other weights")
         held = dict(model.named_parameters())
         return {name: torch.where(mask[name], value, held[name].detach()) if name in mask else value for name, value in values.items()}
+
+    def _why_nothing(self, values: Collection[str]) -> str:
+        """Why no weight got another value, where that is not what was asked for."""
+        if values:
+            return "`fresh` built the weights that the model has" if self.fresh is not None else ""
+        return f"the ratio {self.reset.ratio:g} chose no weight" if isinstance(self.reset, ByFisher) and self.reset.ratio else ""
 
     def _names(self, model: nn.Module, remain: Data, run: Run) -> tuple[str, ...]:
         if isinstance(self.reset, ByFisher):
@@ -121,6 +133,6 @@ def _checked_reset(reset: Any) -> float | tuple[str, ...] | ByFisher:
     if isinstance(reset, ByFisher):
         return reset
     if isinstance(reset, (str, tuple, list)):
-        return check_names("reset", reset) if reset else ()
+        return () if reset in ((), []) else check_names("reset", reset)
     check_number("reset", reset, 0, 1, ends="[]", rule="must be a share of the depth in [0, 1], names of parameters, or a ByFisher")
     return float(reset)

@@ -13,7 +13,7 @@ from torch.nn.functional import gumbel_softmax
 from torch.optim import Adam
 
 from expunge.data.batches import Batches, Data, as_batches, batch_size, device_of, to_device
-from expunge.data.labels import IGNORED
+from expunge.data.labels import has_label
 from expunge.data.objective import Batch
 from expunge.errors import NoEffectWarning
 from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
@@ -124,7 +124,7 @@ def _answered(model: nn.Module, data: Data, argument: str, run: Run) -> tuple[fl
             batch = to_device(batch, device)
             logits, targets = run.objective.logits(model, batch), run.objective.targets(batch)
             targets = targets.argmax(1) if targets.shape == logits.shape else targets
-            counted = targets != IGNORED
+            counted = has_label(targets)
             right, asked = right + int(((logits.argmax(1) == targets) & counted).sum()), asked + int(counted.sum())
             labels |= {*targets[counted].unique().tolist()}
     return right / max(asked, 1), labels

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import Data, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
-from expunge.data.labels import IGNORED, as_labels, check_labels, form_advice
+from expunge.data.labels import as_labels, check_labels, form_advice, has_label
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import DivergedError, InputError, naming
 from expunge.model.checks import check_batch, check_module
@@ -43,7 +43,7 @@ def tally(model: nn.Module, data: Data, objective: Objective = Objective(), batc
             check_targets(logits, targets)
             if number == 0:
                 check_classes(objective, logits.shape, "accuracy needs")
-            valid = targets != IGNORED
+            valid = has_label(targets)
             largest, predicted = logits.max(1)
             right += ((predicted == targets) & valid).sum()
             counted += valid.sum()

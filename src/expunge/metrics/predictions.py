@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from expunge.data.batches import Data, as_batches, device_of, to_device
-from expunge.data.labels import IGNORED, as_labels
+from expunge.data.labels import as_labels, has_label
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import InputError, naming
 from expunge.metrics.accuracy import check_numbers, check_targets
@@ -39,7 +39,7 @@ class Predictions:
     def counted(self) -> Tensor:
         """Which targets count: all but the ignored."""
         check_targets(self.logits, self.targets)
-        counted = self.targets != IGNORED
+        counted = has_label(self.targets)
         if not counted.any():
             raise InputError("data", "must hold at least one label")
         return counted

@@ -14,7 +14,7 @@ from expunge.data.batches import Data, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
 from expunge.data.labels import as_labels
 from expunge.data.objective import Objective
-from expunge.errors import InputError, ModelError, naming
+from expunge.errors import DivergedError, InputError, ModelError, naming
 from expunge.model.checks import check_module
 from expunge.runtime.modes import eager, in_mode, seeded, unchanged
 
@@ -31,6 +31,7 @@ class Probe:
     recall: dict[int, float]
 
 
+@torch.inference_mode(False)  # also where the caller is in it: to fit needs gradients
 def linear_probes(
     model: nn.Module, modules: Sequence[str] | str, data: Data, held_out: Data, objective: Objective = Objective(), batch_size: int = 128
 ) -> list[Probe]:
@@ -41,7 +42,7 @@ def linear_probes(
     compare with a retrained network. The model runs in eval mode and stays as it is.
     """
     check_module(model)
-    modules = (modules,) if isinstance(modules, str) else modules
+    modules = [*dict.fromkeys([modules] if isinstance(modules, str) else modules)]
     known, labels = _features(model, modules, data, "data", objective, batch_size)
     asked, answers = _features(model, modules, held_out, "held_out", objective, batch_size)
     classes = int(max(labels.max(), answers.max())) + 1
@@ -79,6 +80,7 @@ def _features(
                 batch = to_device(batch, home)
                 logits = objective.logits(model, batch)
                 check_classes(objective, logits.shape, "a probe needs")
+                objective.check_batch(logits.shape, batch, same_batch=True)
                 labels.append(as_labels(objective.targets(batch)))
                 if labels[-1].dim() != 1:
                     raise InputError(argument, "must have one label per sample", f"labels of shape {tuple(labels[-1].shape)}")
@@ -88,6 +90,8 @@ def _features(
     features = {name: torch.cat(parts) for name, parts in outputs.items() if parts}
     if silent := [name for name in modules if name not in features or len(features[name]) != len(torch.cat(labels))]:
         raise ModelError(f"model: {silent[0]} must be called once per batch to be probed")
+    if broken := [name for name in modules if not torch.isfinite(features[name]).all()]:
+        raise DivergedError(f"the outputs of {broken[0]} on {argument} are not finite: the model diverged, nothing was measured")
     return features, torch.cat(labels)
 
 

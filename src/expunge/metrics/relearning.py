@@ -24,6 +24,11 @@ from expunge.validate import check_amount, check_whole, make_plain, shown
 MAX_DRAWS = 10**9  # rows drawn at once, one integer each
 
 
+def _check_tuning(tuning: Tuning) -> None:
+    if not isinstance(tuning, Tuning):
+        raise InputError("tuning", "must be a Tuning: re-learning trains", shown(tuning))
+
+
 @dataclass(frozen=True)
 class Relearning:
     """How re-learn time is counted: at most as many epochs as the schedule of `tuning` has, until the loss is `margin` above the goal.
@@ -39,8 +44,7 @@ class Relearning:
     margin: float = 1e-5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tuning, Tuning):
-            raise InputError("tuning", "must be a Tuning: re-learning trains", shown(self.tuning))
+        _check_tuning(self.tuning)
         if self.draws is not None:
             check_whole("draws", self.draws, minimum=1, maximum=MAX_DRAWS)
         check_amount("margin", self.margin)
@@ -135,6 +139,7 @@ def relearn_curve(
     `unseen` samples of the forgotten kind tell what was learnt from what was there before.
     """
     check_module(model)
+    _check_tuning(tuning)
     learner = copied(model)
     losses: list[float] = []
     accuracies: list[float] = []

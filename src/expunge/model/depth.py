@@ -28,7 +28,9 @@ def last_parameters(model: nn.Module, batch: Batch, share: float, objective: Obj
     if not taken:
         return ()
     first = layers[-taken]
-    return tuple(name for name, _ in model.named_parameters() if calls[name.rpartition(".")[0]] >= first)
+    # One that modules share lies where it is last read: a classifier tied to the embedding is the end of the model all the same.
+    late = {value for name, value in model.named_parameters(remove_duplicate=False) if calls[name.rpartition(".")[0]] >= first}
+    return tuple(name for name, value in model.named_parameters() if value in late)
 
 
 def call_order(model: nn.Module, batch: Batch, objective: Objective = Objective()) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,22 +16,27 @@ from expunge.model.copying import copied
 def fresh_values(model: nn.Module, names: Collection[str], fresh: nn.Module | None = None) -> dict[str, Tensor]:
     """New values of these parameters, frozen ones left out, and of the buffers of modules all of whose parameters are among them.
 
+    Where these are all of the model's, so are the statistics of norms that have no parameters.
     From the network `fresh`, or from `reset_parameters` of the modules that hold them. The model is left as it is.
     """
     first_names = {parameter: name for name, parameter in model.named_parameters()}  # of one that modules share
     parameters = dict(model.named_parameters(remove_duplicate=False))
     wanted = {first_names[parameters[name]] for name in names if parameters[name].requires_grad}
-    owners = _owners(model, wanted)
-    new = _renewed(model, wanted) if fresh is None else _like(model, fresh)
-    whole = [prefix for prefix, module in owners.items() if all(name in wanted for name in _own(prefix, module))]
-    buffers = {_join(prefix, name) for prefix in whole for name, _ in owners[prefix].named_buffers(recurse=False)}
+    everything = wanted == {name for name, value in model.named_parameters() if value.requires_grad}
+    new = _renewed(model, None if everything else wanted) if fresh is None else _like(model, fresh)
+    modules = _whole(model, wanted, everything)
+    buffers = {_join(prefix, name) for prefix, module in modules.items() for name, _ in module.named_buffers(recurse=False)}
     values, held = new.state_dict(), model.state_dict()
     return {name: values[name].detach().to(held[name], copy=True) for name in values if name in wanted | buffers}
 
 
-def _owners(model: nn.Module, wanted: Collection[str]) -> dict[str, nn.Module]:
-    modules = dict(model.named_modules())
-    return {prefix: module for prefix, module in modules.items() if any(name in wanted for name in _own(prefix, module))}
+def _whole(model: nn.Module, wanted: Collection[str], everything: bool) -> dict[str, nn.Module]:
+    """The modules all of whose parameters are wanted; one that has none, and can be reset, where everything is."""
+
+    def goes(module: nn.Module, own: list[str]) -> bool:
+        return all(name in wanted for name in own) if own else everything and _renewal(module) is not None
+
+    return {prefix: module for prefix, module in model.named_modules() if goes(module, _own(prefix, module))}
 
 
 def _own(prefix: str, module: nn.Module) -> list[str]:
@@ -49,7 +55,7 @@ def _like(model: nn.Module, fresh: nn.Module) -> nn.Module:
     return fresh
 
 
-def _renewed(model: nn.Module, wanted: Collection[str]) -> nn.Module:
+def _renewed(model: nn.Module, wanted: Collection[str] | None) -> nn.Module:
     new = copied(model)
     reset(new, wanted)
     return new
@@ -62,7 +68,12 @@ def renewable(model: nn.Module) -> tuple[str, ...]:
 
 def _renewal(module: nn.Module) -> Callable[[], Any] | None:
     # Attention and transformers of torch name it with an underscore.
-    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    renew = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+    try:
+        inspect.signature(renew).bind()  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # there is none, or one that asks for more than the module knows
+        return None
+    return renew
 
 
 def reset(model: nn.Module, wanted: Collection[str] | None = None) -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from expunge.errors import InputError
-from expunge.validate import check_number, check_positive, check_whole, make_plain, shown
+from expunge.validate import check_number, check_whole, make_plain, shown
+
+COLDEST, HOTTEST = 1e-4, 1e4  # temperatures at which float32 still holds T² and the logits over T
 
 
 @dataclass(frozen=True)
@@ -27,17 +29,21 @@ class Distillation:
     without: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
+        check_number("temperature", self.temperature, COLDEST, HOTTEST, ends="[]")
         check_number("weight", self.weight, 0, 1, ends="[]")
         object.__setattr__(self, "without", _checked_classes(self.without))
         make_plain(self)
 
 
-def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
-    """KL(softmax(teacher/T) ‖ softmax(student/T)) of each sample, summed over its positions where logits are (N, K, ...)."""
+def divergence(teacher: Tensor, student: Tensor, temperature: float, counted: Tensor | None = None) -> Tensor:
+    """KL(softmax(teacher/T) ‖ softmax(student/T)) of each sample, summed over its positions where logits are (N, K, ...).
+
+    `counted` (N, ...) says which positions count; None: all.
+    """
     wide = torch.promote_types(student.dtype, torch.float32)
     goal, answer = ((logits.to(wide) / temperature).log_softmax(1) for logits in (teacher, student))
-    return (goal.exp() * (goal - answer)).flatten(1).sum(1)
+    parts = goal.exp() * (goal - answer)
+    return (parts if counted is None else parts.masked_fill(~counted.unsqueeze(1), 0)).flatten(1).sum(1)
 
 
 def _checked_classes(classes: Any) -> tuple[int, ...] | None:

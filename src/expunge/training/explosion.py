@@ -43,6 +43,8 @@ class Explosion:
         """Raise `DivergedError` where the losses of an epoch (counted from 0) exploded; `sources` is None for a method's own loss."""
         if len(broken := torch.nonzero(~torch.isfinite(losses))):
             step = int(broken[0])
+            if epoch == step == 0:
+                raise DivergedError("the loss is not finite before the first step: look at the data, the outputs and the loss")
             place = f"epoch {epoch + 1}, iteration {step + 1} of {len(losses)}"
             raise DivergedError(f"the loss is no longer finite: {place}{self._advice(epoch + step / len(losses))}")
         if self.reference is None or sources is None:

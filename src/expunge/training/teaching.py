@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import Batches, Data, Rows, as_batches, device_of, to_device
 from expunge.data.classes import check_classes
-from expunge.data.labels import IGNORED
+from expunge.data.labels import has_label
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_batch, screened
@@ -84,12 +84,18 @@ def distilled(taught: Taught, distillation: Distillation, argument: str, objecti
 
     def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
         samples, answers = batch
-        student = objective.outputs(model, samples)
-        apart = divergence(taught.kept(answers), taught.kept(student), temperature).mean()
-        labels = losses(student, objective.targets(samples)).mean()
+        student, targets = objective.outputs(model, samples), objective.targets(samples)
+        apart = divergence(taught.kept(answers), taught.kept(student), temperature, _counted(student, targets)).mean()
+        labels = losses(student, targets).mean()
         return (1 - weight) * labels + weight * temperature**2 * apart
 
     return Phase(taught.batches, argument, loss, itemgetter(0), graphable=True)
+
+
+def _counted(logits: Tensor, targets: Tensor) -> Tensor | None:
+    """The positions that have a label, where there are positions and labels: padding is not taught, nor what was left out on purpose."""
+    has_labels = logits.dim() > 2 and not targets.is_floating_point() and targets.shape == logits[:, 0].shape
+    return has_label(targets) if has_labels else None
 
 
 def _kept_classes(logits: torch.Size, without: Sequence[int], device: torch.device) -> Tensor | None:
@@ -108,7 +114,9 @@ def _answer(teacher: nn.Module, batch: Batch, objective: Objective) -> Tensor:
 
 
 def _is_steady(rows: Rows) -> bool:
-    chosen = torch.arange(min(PROBE, rows.samples))
+    chosen = torch.linspace(
+        0, rows.samples - 1, min(PROBE, rows.samples), dtype=torch.float64
+    ).long()  # all over: data may be joined of several
     first, second = (tensors(rows.read(chosen)) for _ in range(2))
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -131,7 +139,7 @@ def _answers(teacher: nn.Module, batches: Iterable[Batch], objective: Objective,
         objective.check_batch(answer.shape, batch, same_batch=True)
         targets = objective.targets(to_device(batch, answer.device))
         targets = targets.argmax(1) if targets.shape == answer.shape else targets
-        counted = targets != IGNORED
+        counted = has_label(targets)
         right, asked = right + int(((answer.argmax(1) == targets) & counted).sum()), asked + int(counted.sum())
         chance = 1 / answer.shape[1]
         yield answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import Data
 from expunge.errors import InputError, ModelError, naming
+from expunge.methods.choosing.labels import labels_of
 from expunge.methods.context import Run
 from expunge.metrics.accuracy import check_numbers
 from expunge.metrics.membership import attack_error, loss_attack
@@ -25,13 +26,17 @@ TELLING = 0.15  # of chance's share in the attack: with more the samples are too
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a network does: accuracy on the data that guard the rest, on the forget data, on unseen data like them; and the loss attack."""
+    """What a network does: accuracy on the data that guard the rest, on the forget data, on unseen data like them; and the loss attack.
+
+    Where a class goes as a whole beside samples of others, `forget` and the attack are of these, and `gone` is the accuracy on the class.
+    """
 
     accuracy: float | None
     forget: float
     unseen: float | None = None
     attack: float | None = None
     loss: float = 0.0  # mean, on the guard
+    gone: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Judge:
     """Measures networks, all on the same data.
 
     `guard` are the data whose accuracy must be kept, None where there are none. `unseen` says that the original was never trained on them
-    (`validation`), `trained_on` that the new network is. `forgotten` are the classes that go as a whole.
+    (`validation`), `trained_on` that the new network is. `forgotten` are the classes that go as a whole, `forget_labels` all in the forget
+    data; of its `forget_samples` `gone_samples` are of the former.
     """
 
     forget: Data
@@ -63,27 +69,41 @@ class Judge:
     forgotten: frozenset[int]
     forget_labels: frozenset[int]
     forget_samples: int
+    gone_samples: int
     max_drop: float
     run: Run
 
     @property
     def kind(self) -> Kind:
-        return "class" if self.forgotten else "samples"
+        return "class" if self.forgotten == self.forget_labels else "samples"
+
+    @property
+    def single_samples(self) -> int:
+        """The forget samples that must look unseen, since others with their labels stay."""
+        return self.forget_samples - self.gone_samples
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether a sample has one label, not one per position: the sampled Fisher information needs that."""
+        return self.run.logits is not None and len(self.run.logits) == 2
 
     def measure(self, model: nn.Module) -> Numbers:
-        forget = self._predict(model, self.forget, "forget")
+        forget, gone = self._predict(model, self.forget, "forget"), None
+        if self.gone_samples and self.kind == "samples":
+            stays = self._stays(forget.targets)
+            forget, gone = _at(forget, stays), accuracy_of(_at(forget, ~stays))
         right = accuracy_of(forget)
         if self.guard is None:
             return Numbers(None, right)
         assert self.guard_samples  # counted first, which checks them
         guard = self._predict(model, self.guard, self.argument)
         rest = _at(guard, self._stays(guard.targets))
-        numbers = Numbers(accuracy_of(rest), right, loss=_finite(float(self._losses(rest).mean())))
+        numbers = Numbers(accuracy_of(rest), right, loss=_finite(float(self._losses(rest).mean())), gone=gone)
         if not self.telling:
             return numbers
         alike = _at(guard, self._is_alike(guard.targets))
         attack = loss_attack(forget, alike, self.run.objective)
-        return Numbers(numbers.accuracy, right, accuracy_of(alike), attack, numbers.loss)
+        return replace(numbers, unseen=accuracy_of(alike), attack=attack)
 
     @property
     def argument(self) -> str:
@@ -93,8 +113,12 @@ class Judge:
         """`reads_forget`: the method moved away from the forget data, so they may stand out by losses that are too large. `strongest`:
         nothing more can be done, so samples that are still harder than unseen ones are of another kind."""
         kept, fell = self._kept(numbers, before)
-        forgotten, left = self._class_left(numbers) if self.kind == "class" else self._samples_left(numbers, reads_forget, strongest)
-        return Verdict(kept, forgotten, (*fell, *left))
+        if self.kind == "class":
+            went, left = self._class_left(numbers.forget, "forget data")
+            return Verdict(kept, went, (*fell, *left))
+        unseen, told = self._samples_left(numbers, reads_forget, strongest)
+        went, left = (True, ()) if numbers.gone is None else self._class_left(numbers.gone, "classes that go")
+        return Verdict(kept, unseen if went else False, (*fell, *told, *left))
 
     def are_harder(self, numbers: Numbers) -> bool:
         """Whether forget samples are wrong more often than others: so are wrong labels to a network that never saw them."""
@@ -109,6 +133,8 @@ class Judge:
         parts = [f"forget data {100 * before.forget:.1f} → {_percent(numbers.forget)}"]
         if numbers.accuracy is not None and before.accuracy is not None:
             parts.insert(0, f"right of {self._guarded} {100 * before.accuracy:.1f} → {_percent(numbers.accuracy)}")
+        if numbers.gone is not None and before.gone is not None:
+            parts.append(f"classes that go {100 * before.gone:.1f} → {_percent(numbers.gone)}")
         if numbers.attack is not None and before.attack is not None:
             parts.append(f"told from unseen by their losses {before.attack:.2f} → {numbers.attack:.2f} (0.50: not at all)")
         text = ", ".join(parts)
@@ -127,11 +153,11 @@ class Judge:
         by_heart = not self.unseen and before.accuracy >= BY_HEART and drop <= DOUBT
         return None if by_heart else False, (f"{told}, by more than max_drop={self.max_drop:g}{doubt}",)
 
-    def _class_left(self, numbers: Numbers) -> tuple[bool, tuple[str, ...]]:
-        allowed = max(0.01 * self.forget_samples, 1 if self.forget_samples >= 20 else 0)
-        if numbers.forget * self.forget_samples <= allowed + 1e-6:
+    def _class_left(self, share: float, name: str) -> tuple[bool, tuple[str, ...]]:
+        allowed = max(0.01 * self.gone_samples, 1 if self.gone_samples >= 20 else 0)
+        if share * self.gone_samples <= allowed + 1e-6:
             return True, ()
-        return False, (f"{_percent(numbers.forget)} of the forget data still get their label",)
+        return False, (f"{_percent(share)} of the {name} still get their label",)
 
     def _samples_left(self, numbers: Numbers, reads_forget: bool, strongest: bool) -> tuple[bool | None, tuple[str, ...]]:
         if not reads_forget and self._as_wrong_labels(numbers):
@@ -154,14 +180,14 @@ class Judge:
     def _as_wrong_labels(self, numbers: Numbers) -> bool:
         """Whether as few of the forget labels are given as a network gives wrong ones: no more than it errs on other data."""
         right = numbers.accuracy if numbers.unseen is None else numbers.unseen
-        if right is None:
+        if right is None or self.kind == "class":
             return False
         samples = self.guard_samples if numbers.unseen is None else self._counts[1]
         return numbers.forget <= min(1 - right + SLACK + self._spread(right, samples), right / 2) and self.are_harder(numbers)
 
     def _spread(self, share: float, samples: int, errors: float = ERRORS) -> float:
         """What chance does to the difference of this accuracy and that on the forget data."""
-        return float(errors * (share * (1 - share) * (1 / self.forget_samples + 1 / max(1, samples))) ** 0.5)
+        return float(errors * (share * (1 - share) * (1 / self.single_samples + 1 / max(1, samples))) ** 0.5)
 
     @property
     def _tolerance(self) -> float:
@@ -172,7 +198,7 @@ class Judge:
             return "whether the samples look unseen cannot be measured without `validation`, which the original never saw"
         if not self._counts[1]:
             return "`validation` has no samples of their classes, so whether they look unseen cannot be measured"
-        return f"too few samples to tell whether they look unseen ({self.forget_samples}, and {self._counts[1]} in `validation`)"
+        return f"too few samples to tell whether they look unseen ({self.single_samples}, and {self._counts[1]} in `validation`)"
 
     @property
     def _guarded(self) -> str:
@@ -189,14 +215,14 @@ class Judge:
 
     @property
     def _attack_error(self) -> float:
-        return attack_error(self.forget_samples, self._counts[1])
+        return attack_error(self.single_samples, self._counts[1])
 
     @cached_property
     def _counts(self) -> tuple[int, int]:
         """The samples of the guard that are of classes that stay, and those like the forget data."""
         if self.guard is None:
             return 0, 0
-        targets = torch.cat([self.run.objective.targets(batch).cpu() for batch in self.run.batches(self.guard, self.argument)])
+        targets = labels_of(self.guard, self.argument, self.run)
         rest, alike = self._stays(targets), self._is_alike(targets)
         if not rest.any():
             raise InputError(self.argument, "must hold samples of classes that stay", f"none but of {sorted(self.forgotten)}")
@@ -206,7 +232,7 @@ class Judge:
         return ~_among(targets, self.forgotten, otherwise=False)
 
     def _is_alike(self, targets: Tensor) -> Tensor:
-        return _among(targets, self.forget_labels, otherwise=True)
+        return _among(targets, self.forget_labels - self.forgotten, otherwise=True)
 
     def _predict(self, model: nn.Module, data: Data, argument: str) -> Predictions:
         with naming(argument):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from expunge.methods.choosing.judging import Verdict
 from expunge.methods.choosing.situation import Situation
@@ -34,11 +35,12 @@ class Rung:
     reads_forget: bool = False
     passes: int = 0
     resets: bool = False
+    fisher: Literal["sampled", "batch", "empirical"] = "sampled"  # what a pass computes
 
 
 def ladder(situation: Situation) -> list[Rung]:
     """In the order of trial. "Trials" are those on CIFAR-10 in results/trials/README.md and in the page on resetting."""
-    if situation.remain is None:
+    if situation.remain_samples < 2:  # BatchNorm cannot train on one
         return _without_remain(situation)
     if situation.few:
         return _with_few(situation)
@@ -61,18 +63,22 @@ def without_reset(situation: Situation) -> list[Rung]:
         "ResetAndDistil(())", f"it is taught its own answers on remain data, {since}", 0, epochs, lambda tuning: _distilled((), tuning)
     )
     return [
-        _mask(0.05, 1, epochs, f"weights that matter to the forget data are masked and the rest fine-tuned, {since}"),
+        _mask(situation, 0.05, 1, epochs, f"weights that matter to the forget data are masked and the rest fine-tuned, {since}"),
         distilled,
     ]
 
 
 def left(rungs: Sequence[Rung], tried: Rung, verdict: Verdict) -> list[Rung]:
-    """The settings that may do better: stronger ones where it did not forget, gentler or longer ones where it did and lost the rest."""
+    """The settings that may do better: stronger ones where it did not forget, gentler or longer ones where it did and lost the rest.
+
+    Where it did neither: stronger ones, then gentler ones, which harm less at least.
+    """
+    stronger, gentler = ([rung for rung in rungs if sign * (rung.strength - tried.strength) > 0] for sign in (1, -1))
     if verdict.forgotten is False:
-        return [rung for rung in rungs if rung.strength > tried.strength]
+        return stronger if verdict.kept is not False else stronger + gentler
     if verdict.kept is False:
         longer = [rung for rung in rungs if rung.strength == tried.strength and rung.epochs > tried.epochs]
-        return [rung for rung in rungs if rung.strength < tried.strength or rung in longer]
+        return [rung for rung in rungs if rung in gentler or rung in longer]
     return []
 
 
@@ -88,7 +94,7 @@ def _classes(situation: Situation) -> list[Rung]:
         passes=2,
         resets=True,
     )
-    rungs = [by_fisher, _reset(THIRD, 5, 1, third, situation)]
+    rungs = [by_fisher] * situation.judge.per_sample + [_reset(THIRD, 5, 1, third, situation)]
     if situation.judge.unseen:
         rungs.append(_reset(THIRD, 10, 1, f"{third}; twice the epochs", situation))
     return [*rungs, all_fresh(situation, "all weights fresh: the most that can be done")]
@@ -109,7 +115,7 @@ def _without_remain(situation: Situation) -> list[Rung]:
     """From few weights to many; without anything to guard the rest no more than in the trials."""
     ratios = (0.001, 0.002, 0.005, 0.01, 0.02) if situation.judge.guard is not None else (0.001, 0.002, 0.005)
     what = "of the weights, those that matter most to the forget data, are masked; nothing is trained"
-    return [_mask(ratio, number, 0, f"{100 * ratio:g} % {what}") for number, ratio in enumerate(ratios)]
+    return [_mask(situation, ratio, number, 0, f"{100 * ratio:g} % {what}") for number, ratio in enumerate(ratios)]
 
 
 def _with_few(situation: Situation) -> list[Rung]:
@@ -119,21 +125,24 @@ def _with_few(situation: Situation) -> list[Rung]:
         "of the weights are masked and the rest learns gently from the original, since remain data are too few to learn fresh weights from"
     )
     ratios = enumerate((0.001, 0.005, 0.02, 0.05), start=1)
-    rungs = [_mask(ratio, number, epochs, f"{100 * ratio:g} % {what}", Distillation()) for number, ratio in ratios]
-    rungs.append(_mask(0.005, 0, 0, "0.5 % of the weights are masked and nothing is trained, since remain data are too few for more"))
+    rungs = [_mask(situation, ratio, number, epochs, f"{100 * ratio:g} % {what}", Distillation()) for number, ratio in ratios]
+    rungs.append(
+        _mask(situation, 0.005, 0, 0, "0.5 % of the weights are masked and nothing is trained, since remain data are too few for more")
+    )
     least = "it is taught its own answers on the remain data, since these are too few to learn fresh weights from"
     # Hardly forgets, so only where it can be seen whether it did.
     distilled = Rung("ResetAndDistil(())", least, 0, epochs, lambda tuning: _distilled((), tuning))
     return [distilled, *rungs] if situation.judge.telling else rungs
 
 
-def _mask(ratio: float, strength: int, epochs: int, why: str, teacher: Distillation | None = None) -> Rung:
-    label = f"FisherMask.as_released({ratio:g}{'' if epochs else ', tuning=None'})"
+def _mask(situation: Situation, ratio: float, strength: int, epochs: int, why: str, teacher: Distillation | None = None) -> Rung:
+    kind: Literal["batch", "empirical"] = "batch" if situation.judge.per_sample else "empirical"  # the former needs one label per sample
+    label = f"FisherMask.as_released({ratio:g}{'' if epochs else ', tuning=None'}){'' if kind == 'batch' else ' by empirical Fisher'}"
 
     def build(tuning: Tuning | None) -> Method:
-        return FisherMask.as_released(ratio, tuning and replace(tuning, distillation=teacher))
+        return replace(FisherMask.as_released(ratio, tuning and replace(tuning, distillation=teacher)), kind=kind)
 
-    return Rung(label, why, strength, epochs, build, reads_forget=True, passes=1 if epochs else 0)
+    return Rung(label, why, strength, epochs, build, reads_forget=True, passes=1 if epochs else 0, fisher=kind)
 
 
 def _reset(share: float, epochs: int, strength: int, why: str, situation: Situation) -> Rung:

@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader
 
 from expunge.data.batches import Data, as_batches
 from expunge.data.classes import check_classes
-from expunge.data.labels import IGNORED, as_labels
+from expunge.data.labels import IGNORED
 from expunge.data.parting import cuttable, drawn_apart
 from expunge.errors import InputError
 from expunge.methods.choosing.judging import Judge
+from expunge.methods.choosing.labels import labels_of
 from expunge.methods.context import Run
 from expunge.runtime.display import counted
 
@@ -45,21 +46,22 @@ def seen(forget: Data, remain: Data | None, run: Run, max_drop: float, seed: int
     """Read all labels once, and hold remain samples apart where no `validation` guards the rest."""
     assert run.logits is not None  # `unlearn` has them
     check_classes(run.objective, run.logits, "to choose a method needs")
-    forgotten = _labels(forget, "forget", run)
+    forgotten = labels_of(forget, "forget", run)
     told: list[str] = []
     if remain is None:
         classes = _classes_alone(forgotten, run.logits[1])
         told.append("no remain data: only an edit of weights is possible, and nothing protects the rest")
         told.append(_kind(classes, forgotten, "judged by its labels alone"))
-        return Situation(_judge(forget, forgotten, classes, run.validation, run, max_drop), None, 0, False, 0, 0, tuple(told))
-    kept = _labels(remain, "remain", run)
-    classes = {*forgotten.tolist()} - {*kept.tolist()} - {IGNORED}
-    if classes != {*forgotten.tolist()} - {IGNORED}:
-        classes = set()  # some labels stay: samples, though a label or two may go with them
-    told.append(_kind(classes, forgotten, "no remain sample has the label" if classes else "others with these labels stay"))
+        judge = _judge(forget, forgotten, classes, run.validation, run, max_drop, unseen=run.validation is not None)
+        return Situation(judge, None, 0, False, 0, 0, tuple(told))
+    kept = labels_of(remain, "remain", run)
+    classes = _occurring(forgotten) - _occurring(kept)
+    if forgotten.dim() > 1 and classes != _occurring(forgotten):
+        classes = set()  # samples, of which none can be told to be of a class: they have a label per position
+    told.append(_kind(classes, forgotten, "no remain sample has the label"))
     samples = len(kept)
     size = next(size for least, size in ((8192, 128), (2048, 64), (256, 32), (0, 16)) if samples >= least)
-    few = samples < max(FEW, FEW_PER_CLASS * len(kept[kept != IGNORED].unique()))
+    few = int((kept != IGNORED).sum()) < max(FEW, FEW_PER_CLASS * len(_occurring(kept)))
     guard, train, unseen = run.validation, remain, run.validation is not None
     if guard is None:
         guard, train = _held_apart(remain, kept, run, few, seed, size, told)
@@ -68,9 +70,11 @@ def seen(forget: Data, remain: Data | None, run: Run, max_drop: float, seed: int
 
 
 def _kind(classes: set[int], labels: Tensor, how: str) -> str:
-    if classes:
-        return f"the forget data are {counted(len(classes), 'class', 'classes')} ({', '.join(map(str, sorted(classes)[:5]))}): {how}"
-    return f"the forget data are {counted(len(labels), 'sample')}: {how}"
+    named = f"{counted(len(classes), 'class', 'classes')} ({', '.join(map(str, sorted(classes)[:5]))})"
+    if classes == _occurring(labels):
+        return f"the forget data are {named}: {how}"
+    also = f", but none of {named}" if classes else ""
+    return f"the forget data are {counted(len(labels), 'sample')}: others with these labels stay{also}"
 
 
 def _held_apart(remain: Data, labels: Tensor, run: Run, few: bool, seed: int, size: int, told: list[str]) -> tuple[Data, Data]:
@@ -81,7 +85,7 @@ def _held_apart(remain: Data, labels: Tensor, run: Run, few: bool, seed: int, si
         told.append(f"the remain data, {why}, are both trained on and used to guard the rest: pass `validation`")
         return remain, remain
     if isinstance(as_batches(remain, "remain", size).source, DataLoader):  # it may shuffle
-        labels = _labels(parts.at(torch.arange(parts.samples), True), "remain", run)
+        labels = labels_of(parts.at(torch.arange(parts.samples), True), "remain", run)
     kept, held = drawn_apart(labels if labels.dim() == 1 else len(labels), HELD, MOST, seed)
     told.append(f"no `validation`: {len(held):,} remain samples are held apart to guard the rest")
     return parts.at(held, True), parts.at(kept, False)
@@ -94,11 +98,16 @@ def _judge(
     guard: Data | None,
     run: Run,
     max_drop: float,
-    unseen: bool = True,
+    unseen: bool,
     trained_on: bool = False,
 ) -> Judge:
-    known = frozenset({*labels.unique().tolist()} - {IGNORED})
-    return Judge(forget, guard, unseen, trained_on, frozenset(classes), known, len(labels), max_drop, run)
+    gone = len(labels) if classes == _occurring(labels) else int(torch.isin(labels, torch.tensor(sorted(classes))).sum())
+    names = frozenset(classes), frozenset(_occurring(labels))
+    return Judge(forget, guard, unseen, trained_on, *names, len(labels), gone, max_drop, run)
+
+
+def _occurring(labels: Tensor) -> set[int]:
+    return {*labels.unique().tolist()} - {IGNORED}
 
 
 def _classes_alone(labels: Tensor, outputs: int) -> set[int]:
@@ -108,18 +117,3 @@ def _classes_alone(labels: Tensor, outputs: int) -> set[int]:
     if len(counts) == outputs:
         raise InputError("forget", "must leave a class to keep where there are no remain data; pass remain data", f"all {outputs} classes")
     return {*counts} if len(counts) <= outputs / 2 and min(counts.values()) >= CLASS_SAMPLES else set()
-
-
-def _labels(data: Data, argument: str, run: Run) -> Tensor:
-    """One label per sample (or several, one per position), in the order in which they are read."""
-    parts = []
-    for batch in run.batches(data, argument):
-        targets = run.objective.targets(batch)
-        if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dtype == torch.bool:
-            raise InputError(argument, "labels must be integers, for a method to be chosen; give a method", _form(targets))
-        parts.append(as_labels(targets).cpu())
-    return torch.cat(parts)
-
-
-def _form(targets: object) -> str:
-    return f"{targets.dtype} of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__

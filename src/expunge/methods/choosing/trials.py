@@ -51,6 +51,7 @@ class Trials:
         self.results: list[Result] = []
         self.tried: list[Tried] = []
         self.notes: list[str] = []
+        self.pass_seconds: dict[str, float] = {}  # by the kind of Fisher information
         self.impossible = False  # for modules that cannot be given fresh weights
         started = time.perf_counter()
         self.start, self.before = Weights(model), situation.judge.measure(model)
@@ -109,8 +110,8 @@ class Trials:
         """As many as the budget allows; None where that is too few for a trial: half of them, or one for the first."""
         if not rung.epochs:
             return 0
-        if rung.passes and self.budget.seconds is not None and not self.budget.pass_seconds:
-            self.budget.pass_seconds = self._pass_seconds()
+        if rung.passes and self.budget.seconds is not None:
+            self.budget.pass_seconds = self.pass_seconds[rung.fisher] = self.pass_seconds.get(rung.fisher) or self._pass_seconds(rung)
         room = self.budget.epochs_left(rung.passes, self.measuring)
         if room >= rung.epochs:
             return rung.epochs
@@ -123,11 +124,11 @@ class Trials:
         self.notes += [] if told in self.notes else [told]
         return None
 
-    def _pass_seconds(self) -> float:
-        """Of a Fisher pass over the remain data, from one batch."""
+    def _pass_seconds(self, rung: Rung) -> float:
+        """Of a Fisher pass over the remain data, from one batch. Some kinds take as many backward passes as there are classes."""
         started = time.perf_counter()
         batch = next(iter(self.run.batches(self.situation.remain, "remain")))
-        fisher.diagonal(self.model, [batch], kind="sampled", objective=self.run.objective)
+        fisher.diagonal(self.model, [batch], kind=rung.fisher, objective=self.run.objective)
         return MARGIN * (time.perf_counter() - started) * max(1.0, self.situation.remain_samples / self.run.batch_size)
 
     def _attempt(self, rung: Rung, pace: Pace, epochs: int) -> Result | None:
