@@ -292,7 +292,7 @@ def test_wrong_labels_are_unlearnt(share):
 
 def judge(samples: int, guard: int) -> Judge:
     """Of samples without `validation`, where so many remain samples are held apart; nothing is measured."""
-    made = Judge([], [], False, False, frozenset(), frozenset({0}), samples, 0.02, None)
+    made = Judge([], [], False, False, frozenset(), frozenset({0}), samples, 0, 0.02, None)
     made.__dict__["_counts"] = (guard, guard)
     return made
 
@@ -338,6 +338,18 @@ def test_without_remain_data(model):
     assert guarded.choice.goal_met is True and accuracy(guarded.model, CLASS[0]) <= 0.01
     kept = Subset(TEST, torch.nonzero(TEST.tensors[1]).flatten().tolist())
     assert accuracy(guarded.model, kept) >= accuracy(model, kept) - 0.04
+
+
+def test_what_the_last_resort_cannot_work_on_is_no_reason_to_stop():
+    """MuMis moves inputs, and token ids cannot be moved."""
+    words = torch.randint(0, 6, (60, 4), generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(words, words[:, 0] % 3)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = trained(data, nn.Sequential(nn.Embedding(6, 8), nn.Flatten(), nn.Linear(32, 3)))
+    with pytest.warns(GoalNotMetWarning):
+        outcome = unlearn(model, Subset(data, torch.nonzero(data.tensors[1] == 0).flatten().tolist()))
+    assert outcome.choice.tried[-1].method == "MuMis()" and outcome.choice.tried[-1].result.startswith("not possible: ")
 
 
 def test_few_remain_data_are_not_trusted_with_fresh_weights(model):
@@ -394,7 +406,7 @@ def test_a_mask_is_not_taken_for_the_accuracy_that_a_reset_cost():
         trained(noisy(), HalfBare(), 60), Subset(noisy(), range(0, 640, 4)), Subset(noisy(), [row for row in range(640) if row % 4])
     )
     assert outcome.choice.goal_met is None and isinstance(outcome.method, ResetAndDistil) and outcome.method.reset == ByFisher(0.6)
-    assert "the original had learnt these samples, perhaps by heart: `validation` would tell" in outcome.choice.missing[0]
+    assert "whether that is harm cannot be told, for the original had learnt these samples" in outcome.choice.missing[-1]
 
 
 class Attentive(nn.Module):

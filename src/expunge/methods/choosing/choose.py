@@ -13,7 +13,7 @@ from expunge.errors import ModelError
 from expunge.methods.choosing.budget import Budget
 from expunge.methods.choosing.choice import Choice
 from expunge.methods.choosing.rates import find_pace
-from expunge.methods.choosing.rungs import ladder, without_reset
+from expunge.methods.choosing.rungs import ladder, on_forget_data, without_reset
 from expunge.methods.choosing.situation import seen
 from expunge.methods.choosing.trials import Result, Trials
 from expunge.methods.context import Run
@@ -61,6 +61,8 @@ class Choose:
         trials = Trials(model, forget, situation, run, budget, self.seed)
         pace, found = find_pace(model, forget, situation, run, budget, self.rate, self.seed)
         trials.climb(ladder(situation), pace)
+        if situation.remain is None and not (trials.results and trials.best().verdict.met is not False):
+            trials.climb(on_forget_data(situation), pace)
         # Not for accuracy's sake: what was not reset keeps what it knows by heart of samples held apart, and passes by that.
         if trials.impossible and not (trials.results and trials.best().verdict.forgotten is not False):
             trials.climb(without_reset(situation), pace)

@@ -148,10 +148,12 @@ class Judge:
             told = "accuracy on the rest was measured on samples that were trained on, which says little (pass `validation`)"
             return (None, (told,)) if self.trained_on else (True, ())
         told = f"accuracy on {self._guarded} fell from {_percent(before.accuracy)} to {_percent(numbers.accuracy)}"
-        doubt = "" if self.unseen else " (the original had learnt these samples, perhaps by heart: `validation` would tell)"
         # A network that knows what it was trained on by heart has no such accuracy on other samples, so there is nothing to keep.
-        by_heart = not self.unseen and before.accuracy >= BY_HEART and drop <= DOUBT
-        return None if by_heart else False, (f"{told}, by more than max_drop={self.max_drop:g}{doubt}",)
+        if not self.unseen and before.accuracy >= BY_HEART and drop <= DOUBT:
+            doubt = "whether that is harm cannot be told, for the original had learnt these samples, perhaps by heart (pass `validation`)"
+            return None, (f"{told}: {doubt}",)
+        doubt = "" if self.unseen else " (the original had learnt these samples, perhaps by heart: `validation` would tell)"
+        return False, (f"{told}, by more than max_drop={self.max_drop:g}{doubt}",)
 
     def _class_left(self, share: float, name: str) -> tuple[bool, tuple[str, ...]]:
         allowed = max(0.01 * self.gone_samples, 1 if self.gone_samples >= 20 else 0)

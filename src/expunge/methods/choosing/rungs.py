@@ -11,6 +11,7 @@ from expunge.methods.choosing.situation import Situation
 from expunge.methods.context import Method
 from expunge.methods.masking import FisherMask
 from expunge.methods.resetting import ByFisher, ResetAndDistil
+from expunge.methods.sensitivity import MuMis
 from expunge.training.distillation import Distillation
 from expunge.training.tuning import Tuning
 
@@ -24,7 +25,8 @@ FRESH_DECAY = 1e-3  # in trials the best for networks that are all fresh
 class Rung:
     """A setting to try. `strength` orders settings by how much they replace; `passes` are those over the remain data beside training.
 
-    `build` makes the method of a tuning; `epochs` 0: nothing is trained. `resets`: some weights must get fresh values.
+    `build` makes the method of a tuning; `epochs` 0: nothing is trained on remain data. `resets`: some weights must get fresh values.
+    `optional`: data that it cannot work on are no reason to stop.
     """
 
     label: str
@@ -35,6 +37,7 @@ class Rung:
     reads_forget: bool = False
     passes: int = 0
     resets: bool = False
+    optional: bool = False
     fisher: Literal["sampled", "batch", "empirical"] = "sampled"  # what a pass computes
 
 
@@ -116,6 +119,12 @@ def _without_remain(situation: Situation) -> list[Rung]:
     ratios = (0.001, 0.002, 0.005, 0.01, 0.02) if situation.judge.guard is not None else (0.001, 0.002, 0.005)
     what = "of the weights, those that matter most to the forget data, are masked; nothing is trained"
     return [_mask(situation, ratio, number, 0, f"{100 * ratio:g} % {what}") for number, ratio in enumerate(ratios)]
+
+
+def on_forget_data(situation: Situation) -> list[Rung]:
+    """For a class where no remain data are there and no mask will do."""
+    why = "steps that lower how the forget data move their own logit, since no mask that was tried did"
+    return [Rung("MuMis()", why, 0, 0, lambda tuning: MuMis(), reads_forget=True, optional=True)] if situation.judge.kind == "class" else []
 
 
 def _with_few(situation: Situation) -> list[Rung]:

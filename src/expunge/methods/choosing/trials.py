@@ -145,10 +145,12 @@ class Trials:
                 raise ModelError("no weights are in modules that can be given fresh ones")
             self.run.begin()
             numbers = judge.measure(self.model)
-        except (ModelError, DivergedError) as error:
+        except (ModelError, DivergedError, InputError) as error:
+            if isinstance(error, InputError) and not rung.optional:
+                raise
             diverged = isinstance(error, DivergedError)
             epochs = max(self.run.epochs, default=0) + diverged  # those that were begun
-            self.impossible = self.impossible or not diverged
+            self.impossible = self.impossible or (rung.resets and not diverged)
             self._note(label, epochs, started, None, f"{DIVERGED if diverged else 'not possible'}: {error}")
             self.run.take_records()
             return None
