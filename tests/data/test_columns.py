@@ -54,7 +54,7 @@ def test_other_data_stay_as_they_are(data):
 
 
 def test_what_is_no_dataset_is_named_with_what_to_do():
-    message = r"^forget: a batch must be \(inputs, targets\) or a mapping .*; give all samples at once as TensorDataset\(inputs, labels\)"
+    message = r"^forget: a batch must be \(inputs, targets\) or a mapping .*; give all samples at once as a tuple \(inputs, labels\)"
     for data in ([IMAGES, LABELS], IMAGES, IMAGES.numpy(), (IMAGES, LABELS[:5])):
         with pytest.raises(InputError, match=message):
             unlearn(cases.model(), data, cases.remain())
