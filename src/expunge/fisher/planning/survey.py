@@ -26,6 +26,10 @@ from expunge.fisher.samples import Squares, add_single, batched, fresh, relative
 from expunge.model.copying import copied
 from expunge.runtime.nested import map_tensors
 
+COUPLED = (
+    "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
+    "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
+)
 PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
 
@@ -75,7 +79,7 @@ def survey_without_closed_forms(model: nn.Module, parameters: Mapping[str, nn.Pa
     probe = take(batch, slice(0, PROBE))
     with torch.no_grad():
         together = objective.logits(model, fresh(probe))
-    cotangent = _random_like(together)
+    cotangent = random_like(together)
     reference, _ = _defined(model, parameters, probe, together, cotangent, objective)
     batched_names, looped_names = _without_closed_forms(model, list(parameters), probe, cotangent, reference, objective)
     return Plan(batched=batched_names, looped=looped_names)
@@ -88,7 +92,7 @@ class _Doubt(Exception):
 def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective, doubting: bool = False) -> Plan:
     with torch.no_grad():
         together, more = _watched(model, parameters, probe, objective)
-    cotangent = _random_like(together)
+    cotangent = random_like(together)
     reference, fewer = _defined(model, parameters, probe, together, cotangent, objective)
     choices, bare = _choices(fewer, more)
     while choices:
@@ -130,7 +134,7 @@ def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Ba
         return objective.logits(model, fresh(batch)), interception
 
 
-def _random_like(logits: Tensor) -> Tensor:
+def random_like(logits: Tensor) -> Tensor:
     """A random cotangent rather than the loss's own, which vanishes on well-fitted samples."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.device, logits.dtype)
@@ -148,10 +152,7 @@ def _defined(
         if not torch.isfinite(alone).all():
             raise ModelError("the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity")
         if alone.shape != together[one].shape or not relative_errors([(alone, together[one])])[0] < tolerance(together):
-            raise ModelError(
-                "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
-                "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
-            )
+            raise ModelError(COUPLED)
         add_single(totals, parameters, alone, [cotangent[one]])
     return totals, uses
 

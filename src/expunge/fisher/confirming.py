@@ -1,0 +1,266 @@
+"""Confirm, batch by batch, what a plan attributes to single samples: a few are drawn at random and compared with plain passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from expunge.data.batches import batch_size, device_of, take
+from expunge.data.objective import Batch, Objective
+from expunge.errors import InputError, ModelError
+from expunge.fisher.closed_forms import tf32
+from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_form
+from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.planning.passes import closed_forms
+from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
+from expunge.fisher.samples import Squares, batched, fresh, relative_errors
+from expunge.model.copying import copied
+from expunge.runtime.nested import combine_tensors, leaves, map_tensors
+
+SHARE = 64  # of this many samples one is drawn; at least one of every batch
+FIRST = 8  # of the first batch, on which a plan is young, and of every batch of a model that may choose rows by content
+HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
+NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
+
+
+class Revised(Exception):
+    """The plan does not hold for these parameters: it must be changed, and whatever was added up by it is void."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Drawn samples of one batch, what the planned pass made of them, and their batch."""
+
+    batch: Batch
+    rows: Tensor
+    samples: Batch  # these rows
+    logits: Tensor
+    cotangents: Tensor
+    alone: Tensor  # the cotangents that each sample's loss alone would give
+    parts: list[Part]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def cut(self, rows: slice) -> Kept:
+        parts = [part._replace(inputs=part.inputs[rows], slopes=part.slopes[rows]) for part in self.parts]
+        tensors = (tensor[rows] for tensor in (self.logits, self.cotangents, self.alone))
+        return Kept(self.batch, self.rows[rows], take(self.samples, rows), *tensors, parts)
+
+    def joins(self, other: Kept) -> bool:
+        """Whether the samples of both can go through the model together."""
+        if not all(isinstance(leaf, Tensor) for batch in (self.samples, other.samples) for leaf in leaves(batch)):
+            return False
+        try:
+            combine_tensors([self.samples, other.samples], lambda parts: _same(parts[0], parts[1]))
+        except (ValueError, TypeError, AttributeError):
+            return False
+        return self.logits.shape[1:] == other.logits.shape[1:] and same_form(self.parts, other.parts)
+
+
+class Confirmation:
+    """Draws samples, and compares their logits, the gradients of their losses and those of their weights with plain passes.
+
+    With weights r drawn at random, Σ_s r_s · gradient_s as the plan attributes it must be the gradient of Σ_s r_s · loss_s: a row that is
+    counted to another sample, or belongs to two, carries the wrong weight. One plain pass serves the drawn samples of several batches.
+    `confirmed`: the parameters that had a gradient in such a comparison; where there is none, nothing is shown.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int) -> None:
+        self.model, self.parameters, self.objective = model, parameters, objective
+        self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
+        self.confirmed: set[str] = set()
+        self.irregular = False  # the model may choose rows out of sight
+        self.clearances = 0  # how often rounding alone gave the alarm
+        self._begun = False
+        self._waiting: list[Kept] = []
+
+    def begin(self) -> None:
+        """Start again, on the same data."""
+        self.confirmed.clear()
+        self._waiting.clear()
+        self._begun = False
+
+    def draw(self, samples: int) -> list[int]:
+        """The numbers of the samples of a batch to be kept."""
+        count = max(1, samples // SHARE)
+        if self.irregular or not self._begun:
+            count = max(count, min(samples, FIRST))
+        return [int(row) for row in self.generator.choice(samples, count, replace=False)]
+
+    def add(self, kept: Kept, plan: Plan, samples: int) -> None:
+        """Take over what a planned pass kept of its drawn samples; now and then the plain pass is made."""
+        if self._waiting and not self._waiting[0].joins(kept):
+            self.settle(plan)
+        self._waiting.append(kept)
+        limit = max(1, min(HELD, samples // 8))
+        if not self._begun or self.irregular or sum(map(len, self._waiting)) >= limit:
+            self.settle(plan)
+        self._begun = True
+
+    def settle(self, plan: Plan) -> None:
+        """Compare all samples that wait."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        check_alone(waiting)
+        groups = [waiting]
+        if len(waiting) == 1 and len(waiting[0]) > 1:  # of one batch: one goes alone, as the definition has it
+            groups = [[waiting[0].cut(slice(0, 1))], [waiting[0].cut(slice(1, None))]]
+        for group in groups:
+            self._compare(group, plan)
+
+    def _compare(self, group: list[Kept], plan: Plan) -> None:
+        found = self._differences(self.model, self.parameters, group, plan)
+        if not found.wrong:
+            self.confirmed |= found.shown
+            return
+        for kept in group:
+            doubted = self._doubted(kept, plan, found)
+            if doubted.together:
+                self._explain(kept, plan)
+            if doubted.wrong:
+                raise Revised(doubted.wrong)
+        self.clearances += 1
+
+    def _doubted(self, kept: Kept, plan: Plan, found: _Differences) -> _Differences:
+        """The same comparison in float64, where a ReLU that flips by rounding is none."""
+        if all(value.dtype == torch.float64 for value in self.parameters.values()):
+            return found
+        try:
+            twin = copied(self.model).double()
+            named = dict(twin.named_parameters())
+            parameters = {name: named[name] for name in self.parameters}
+            for name, value in named.items():
+                value.requires_grad_(name in parameters)
+            batch = map_tensors(kept.batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+            with torch.autocast(device_of(twin).type, enabled=False), tf32.switched_off():
+                again = keep(twin, parameters, plan, batch, kept.rows, self.objective)
+                return self._differences(twin, parameters, [again], plan)
+        except Exception:  # a model that cannot be copied, or cannot run in float64
+            return found
+
+    def _differences(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], group: Sequence[Kept], plan: Plan) -> _Differences:
+        samples = group[0].samples if len(group) == 1 else combine_tensors([kept.samples for kept in group], torch.cat)
+        logits, cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
+        weights = torch.from_numpy(self.generator.normal(size=len(logits))).to(logits.device)
+        weighted = cotangents * weights.to(cotangents.dtype).view(-1, *(1,) * (cotangents.dim() - 1))
+        names = [*plan.layouts, *plan.batched, *plan.idle]
+        with torch.enable_grad():
+            plain = self.objective.logits(model, fresh(samples))
+        if plain.shape != logits.shape or not relative_errors([(logits, plain)])[0] < self.tolerated(logits):
+            return _Differences(set(names), True, set())
+        if not (names and plain.requires_grad):
+            return _Differences(set(), False, set())
+        gradients = torch.autograd.grad(plain, [parameters[name] for name in names], weighted.to(plain.dtype), allow_unused=True)
+        reference = dict(zip(names, gradients, strict=True))
+        attributed = gradients_of([kept.parts for kept in group], weights)
+        if plan.batched:
+            try:
+                attributed |= batched(model, plan.batched, samples, [weighted], self.objective, lambda gradient: gradient)
+            except Exception:  # what vmap cannot express
+                return _Differences(set(plan.batched), False, set())
+        wrong, shown = self._judged(attributed, reference)
+        return _Differences(wrong, False, shown)
+
+    def _judged(self, attributed: Squares, reference: Mapping[str, Tensor | None]) -> tuple[set[str], set[str]]:
+        """The names whose gradients differ, and those that have one."""
+        pairs = {}
+        for name, gradient in reference.items():
+            value = attributed.get(name)
+            if gradient is not None or value is not None:
+                like = gradient if gradient is not None else value
+                assert like is not None
+                pairs[name] = [torch.zeros_like(like) if part is None else part for part in (value, gradient)]
+        if not pairs:
+            return set(), set()
+        parts = [part for value, gradient in pairs.values() for part in (value.detach().to(gradient.dtype) - gradient, gradient.detach())]
+        largest = torch.stack([part.abs().amax().double() if part.numel() else part.new_zeros((), dtype=torch.float64) for part in parts])
+        sizes = largest.tolist()
+        top, wrong, shown = max(sizes[1::2]), set(), set()
+        for (name, (_, gradient)), difference, size in zip(pairs.items(), sizes[::2], sizes[1::2], strict=True):
+            noise = NOISE.get(gradient.dtype, NOISE[torch.float32]) * top
+            if not difference <= max(self.tolerated(gradient) * size, noise):
+                wrong.add(name)
+            elif size:
+                shown.add(name)
+        return wrong, shown
+
+    def tolerated(self, tensor: Tensor) -> float:
+        """Beyond it a difference is looked into in float64; each false alarm makes the next less likely."""
+        largest = tolerance(tensor)
+        if tensor.dtype == torch.float64:
+            return largest
+        if tensor.is_cuda and (tf32.in_matmuls() or tf32.in_convolutions()):
+            return 0.15
+        return min(largest, largest / 10 * 4**self.clearances)
+
+    def _explain(self, kept: Kept, plan: Plan) -> None:
+        """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
+        with torch.no_grad():
+            together = self.objective.logits(self.model, fresh(kept.batch))[kept.rows]
+            again = torch.cat([self.objective.logits(self.model, fresh(take(kept.samples, slice(i, i + 1)))) for i in range(len(kept))])
+        if together.shape != again.shape or not relative_errors([(together, again)])[0] < tolerance(together) / 10:
+            raise ModelError(COUPLED)
+
+
+@dataclass(frozen=True)
+class _Differences:
+    wrong: set[str]
+    together: bool  # the logits differ already
+    shown: set[str]
+
+
+def keep(model: nn.Module, parameters: Mapping[str, nn.Parameter], plan: Plan, batch: Batch, rows: Tensor, objective: Objective) -> Kept:
+    """Make a planned pass for its drawn samples alone, with a random cotangent."""
+    drawn = Drawn(rows)
+    result = closed_forms(
+        model, parameters, plan.layouts, plan.idle, batch, lambda logits: [random_like(logits)], objective, Scratch(), drawn
+    )
+    if result.unexpected:
+        raise ModelError(f"used in another way: {sorted(result.unexpected)}")
+    cotangents = result.cotangents[0][rows]
+    return Kept(batch, rows, take(batch, rows), result.logits[rows], cotangents, cotangents, result.parts)
+
+
+def check_alone(waiting: Sequence[Kept]) -> None:
+    """Raise InputError where the gradient of a sample's loss is another one beside other samples."""
+    errors = relative_errors([(kept.cotangents, kept.alone) for kept in waiting])
+    if any(not error < tolerance(kept.alone) / 10 for error, kept in zip(errors, waiting, strict=True)):
+        rule = "must give each sample its own loss; divisions by a count over the batch, batch statistics and pairs of samples do not"
+        raise InputError("objective.losses", rule, f"a gradient that changes by {max(errors):.1%} with the rest of the batch")
+
+
+def _same(first: Tensor, second: Tensor) -> Tensor:
+    if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+        raise ValueError("samples of different shapes")
+    return first
+
+
+def samples_with_gradient(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], names: Sequence[str], batch: Batch, objective: Objective
+) -> dict[int, set[str]]:
+    """Samples, by number, that have a gradient of at least one of these parameters that no other sample before had, and which."""
+    missing, having = set(names), {}
+    for index in range(batch_size(batch)):
+        if not missing:
+            break
+        with torch.enable_grad():
+            logits = objective.logits(model, fresh(take(batch, slice(index, index + 1))))
+        if not logits.requires_grad:
+            continue
+        listed = sorted(missing)
+        gradients = torch.autograd.grad(logits, [parameters[name] for name in listed], random_like(logits), allow_unused=True)
+        present = {name for name, gradient in zip(listed, gradients, strict=True) if gradient is not None and bool(gradient.any())}
+        if present:
+            having[index] = present
+            missing -= present
+    return having
