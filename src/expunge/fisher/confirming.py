@@ -52,8 +52,8 @@ class Kept:
 
     def cut(self, rows: slice) -> Kept:
         parts = [part._replace(inputs=part.inputs[rows], slopes=part.slopes[rows]) for part in self.parts]
-        tensors = (tensor[rows] for tensor in (self.logits, self.cotangents, self.alone))
-        return Kept(self.batch, self.rows[rows], take(self.samples, rows), *tensors, parts)
+        logits, cotangents, alone = (tensor[rows] for tensor in (self.logits, self.cotangents, self.alone))
+        return Kept(self.batch, self.rows[rows], take(self.samples, rows), logits, cotangents, alone, parts)
 
     def joins(self, other: Kept) -> bool:
         """Whether the samples of both can go through the model together."""
@@ -149,7 +149,7 @@ class Confirmation:
             return found
 
     def _differences(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], group: Sequence[Kept], plan: Plan) -> _Differences:
-        samples = group[0].samples if len(group) == 1 else combine_tensors([kept.samples for kept in group], torch.cat)
+        samples = group[0].samples if len(group) == 1 else combine_tensors([kept.samples for kept in group], lambda parts: torch.cat(list(parts)))
         logits, cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
         weights = torch.from_numpy(self.generator.normal(size=len(logits))).to(logits.device)
         weighted = cotangents * weights.to(cotangents.dtype).view(-1, *(1,) * (cotangents.dim() - 1))
@@ -163,11 +163,6 @@ class Confirmation:
         gradients = torch.autograd.grad(plain, [parameters[name] for name in names], weighted.to(plain.dtype), allow_unused=True)
         reference = dict(zip(names, gradients, strict=True))
         attributed = gradients_of([kept.parts for kept in group], weights)
-        if plan.batched:
-            try:
-                attributed |= batched(model, plan.batched, samples, [weighted], self.objective, lambda gradient: gradient)
-            except Exception:  # what vmap cannot express
-                return _Differences(set(plan.batched), False, set())
         wrong, shown = self._judged(attributed, reference)
         return _Differences(wrong, False, shown)
 
@@ -227,8 +222,10 @@ def keep(model: nn.Module, parameters: Mapping[str, nn.Parameter], plan: Plan, b
     )
     if result.unexpected:
         raise ModelError(f"used in another way: {sorted(result.unexpected)}")
+    if plan.batched:
+        batched(model, plan.batched, batch, result.cotangents, objective, drawn=drawn)
     cotangents = result.cotangents[0][rows]
-    return Kept(batch, rows, take(batch, rows), result.logits[rows], cotangents, cotangents, result.parts)
+    return Kept(batch, rows, take(batch, rows), result.logits[rows], cotangents, cotangents, drawn.parts)
 
 
 def check_alone(waiting: Sequence[Kept]) -> None:

@@ -227,7 +227,15 @@ class _Samplewise(_Totals):
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
         rows = torch.tensor(drawn, device=noise.device)
-        result = self.step((batch, noise, rows))
+        try:
+            result = self.step((batch, noise, rows))
+        except Exception as error:
+            if out_of_memory(error) or not plan.layouts:
+                raise
+            self.by(Plan())((batch, noise, rows))  # the error of the plain model, where it has one
+            plan.revise(set(self.parameters))
+            self.step = None
+            return self.planned(batch, noise, drawn)
         self.logits = result.logits.shape
         if result.unexpected:
             plan.revise(result.unexpected)
@@ -237,9 +245,17 @@ class _Samplewise(_Totals):
             self.confirmation.irregular = True
             return self.planned(batch, noise, self.confirmation.draw(batch_size(batch)))
         squares = dict(result.squares)
-        for way, names in ((batched, plan.batched), (looped, plan.looped)):
-            if names:
-                squares |= way(self.model, names, batch, result.cotangents, self.objective)
+        if plan.batched:
+            try:
+                drawn_parts = Drawn(rows, result.number)
+                squares |= batched(self.model, plan.batched, batch, result.cotangents, self.objective, drawn=drawn_parts)
+                result.parts.extend(drawn_parts.parts)
+            except Exception as error:  # what vmap cannot express for these data
+                if out_of_memory(error):
+                    raise
+                plan.revise(set(plan.batched))
+        if plan.looped:
+            squares |= looped(self.model, plan.looped, batch, result.cotangents, self.objective)
         self.confirmation.add(_kept(batch, rows, result), plan, batch_size(batch))
         return squares
 

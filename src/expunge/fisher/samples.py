@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.func import functional_call, vjp, vmap
 
 from expunge.data.batches import batch_size, take
 from expunge.data.objective import Batch, Objective
+from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.scratch import chunks, wide
 from expunge.runtime.nested import map_tensors
 
@@ -64,14 +65,18 @@ def batched(
     cotangents: Sequence[Tensor],
     objective: Objective,
     size: Size = torch.square,
+    drawn: Drawn | None = None,
 ) -> Squares:
-    """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products."""
+    """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products.
+
+    The gradients of the `drawn` samples are kept.
+    """
     parameters = dict(model.named_parameters())
     chosen = {name: parameters[name].detach() for name in names}
     places = _places(model)
     stacked = torch.stack(list(cotangents), 1)  # (N, passes, ...)
 
-    def one(sample: Batch, rows: Tensor) -> dict[str, Tensor]:
+    def one(sample: Batch, rows: Tensor, keeping: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         def outputs(values: dict[str, Tensor]) -> Tensor:
             @wraps(model.forward)  # its names, by which a mapping's entries are passed
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -83,18 +88,31 @@ def batched(
 
         logits, pull = vjp(outputs, chosen)[:2]
         (gradients,) = vmap(pull)(rows.to(logits.dtype))
-        return {name: size(wide(gradient)).sum(0) for name, gradient in gradients.items()}
+        kept = {name: gradient[drawn.number] for name, gradient in gradients.items()} if drawn is not None and keeping else {}
+        return {name: size(wide(gradient)).sum(0) for name, gradient in gradients.items()}, kept
 
     totals = {name: wide(torch.zeros_like(value)) for name, value in chosen.items()}
     entries = len(cotangents) * sum(value.numel() for value in chosen.values())
     widest = max((value for value in chosen.values()), key=lambda value: value.element_size())
+    wanted = [] if drawn is None else drawn.rows.tolist()
+    held: dict[tuple[str, int], Tensor] = {}
     for rows in chunks(batch_size(batch), max(1, entries // 16), widest):  # vmap gains from many samples: a wider budget
         cut = slice(rows.start, rows.stop)
+        there = [row for row in wanted if row in rows]
         with torch.no_grad():  # for the parameters that are not chosen
-            per_sample = vmap(one)(fresh(take(batch, cut)), stacked[cut])
+            per_sample, kept = vmap(partial(one, keeping=bool(there)))(fresh(take(batch, cut)), stacked[cut])
         for name, squares in per_sample.items():
             totals[name].add_(squares.sum(0))
+        held |= {(name, row): gradient[row - rows.start] for name, gradient in kept.items() for row in there}
+    if drawn is not None:
+        for name in names:
+            gradients = torch.stack([held[name, row] for row in wanted])
+            drawn.parts.append(Part(name, None, _added, gradients, gradients))
     return totals
+
+
+def _added(inputs: Tensor, slopes: Tensor) -> tuple[Tensor, None]:
+    return slopes.sum(0), None
 
 
 def _places(model: nn.Module) -> dict[str, list[str]]:
