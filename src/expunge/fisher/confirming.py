@@ -17,7 +17,7 @@ from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_fo
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
-from expunge.fisher.samples import Squares, batched, fresh, relative_errors
+from expunge.fisher.samples import Squares, batched, fresh, gradients, relative_errors
 from expunge.model.copying import copied
 from expunge.runtime.nested import combine_tensors, leaves, map_tensors
 
@@ -160,10 +160,9 @@ class Confirmation:
             return _Differences(set(names), True, set())
         if not (names and plain.requires_grad):
             return _Differences(set(), False, set())
-        gradients = torch.autograd.grad(plain, [parameters[name] for name in names], weighted.to(plain.dtype), allow_unused=True)
-        reference = dict(zip(names, gradients, strict=True))
+        reference = gradients(plain, parameters, weighted)
         attributed = gradients_of([kept.parts for kept in group], weights)
-        wrong, shown = self._judged(attributed, reference)
+        wrong, shown = self._judged(attributed, {name: reference[name] for name in names})
         return _Differences(wrong, False, shown)
 
     def _judged(self, attributed: Squares, reference: Mapping[str, Tensor | None]) -> tuple[set[str], set[str]]:
@@ -254,9 +253,8 @@ def samples_with_gradient(
             logits = objective.logits(model, fresh(take(batch, slice(index, index + 1))))
         if not logits.requires_grad:
             continue
-        listed = sorted(missing)
-        gradients = torch.autograd.grad(logits, [parameters[name] for name in listed], random_like(logits), allow_unused=True)
-        present = {name for name, gradient in zip(listed, gradients, strict=True) if gradient is not None and bool(gradient.any())}
+        found = gradients(logits, parameters, random_like(logits))
+        present = {name for name in missing if (gradient := found[name]) is not None and bool(gradient.any())}
         if present:
             having[index] = present
             missing -= present

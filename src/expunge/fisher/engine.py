@@ -27,7 +27,7 @@ from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_batch, check_model, check_module, check_names
 from expunge.runtime.cuda_graphs import GraphedStep, Result
-from expunge.runtime.modes import hooked, in_mode, seeded, unchanged
+from expunge.runtime.modes import hooked, in_mode, safe_norms, seeded, unchanged
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
 from expunge.storage.tensors import weights_digest
@@ -313,7 +313,7 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
     """Put the model in eval mode, with gradients for these parameters alone. Afterwards everything is as it was, also after an error."""
     states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
     chosen = {id(value) for value in parameters.values()}
-    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model):
+    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model), safe_norms(model):
         try:
             for value, _, _ in states:
                 value.grad = None

@@ -35,7 +35,8 @@ def looped(
     size: Size = torch.square,
 ) -> Squares:
     """One sample after the other, with plain autograd: slow and obvious. Works for whatever can be differentiated at all."""
-    parameters = {name: value for name, value in model.named_parameters() if name in set(names)}
+    # All gradients are asked for: torch's GroupNorm crashes in channels-last memory where that of its input is not.
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad or name in set(names)}
     totals = {name: wide(torch.zeros_like(parameters[name])) for name in names}
     for index in range(batch_size(batch)):
         with torch.enable_grad():
@@ -52,10 +53,19 @@ def add_single(
         return
     for number, cotangent in enumerate(cotangents):
         more = number + 1 < len(cotangents)
-        gradients = torch.autograd.grad(logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=more, allow_unused=True)
-        for name, gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None:
+        for name, gradient in gradients(logits, parameters, cotangent, retain_graph=more).items():
+            if gradient is not None and name in totals:
                 totals[name].add_(size(wide(gradient.detach())))
+
+
+def gradients(
+    logits: Tensor, parameters: Mapping[str, nn.Parameter], cotangent: Tensor, retain_graph: bool = False
+) -> dict[str, Tensor | None]:
+    """∂⟨logits, cotangent⟩ by plain autograd; None for a parameter that is not used."""
+    found = torch.autograd.grad(
+        logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=retain_graph, allow_unused=True
+    )
+    return dict(zip(parameters, found, strict=True))
 
 
 def batched(
@@ -87,9 +97,9 @@ def batched(
             return objective.logits(call, map_tensors(sample, lambda tensor: tensor[None]))[0]
 
         logits, pull = vjp(outputs, chosen)[:2]
-        (gradients,) = vmap(pull)(rows.to(logits.dtype))
-        kept = {name: gradient[drawn.number] for name, gradient in gradients.items()} if drawn is not None and keeping else {}
-        return {name: size(wide(gradient)).sum(0) for name, gradient in gradients.items()}, kept
+        (pulled,) = vmap(pull)(rows.to(logits.dtype))
+        kept = {name: gradient[drawn.number] for name, gradient in pulled.items()} if drawn is not None and keeping else {}
+        return {name: size(wide(gradient)).sum(0) for name, gradient in pulled.items()}, kept
 
     totals = {name: wide(torch.zeros_like(value)) for name, value in chosen.items()}
     entries = len(cotangents) * sum(value.numel() for value in chosen.values())
@@ -106,8 +116,8 @@ def batched(
         held |= {(name, row): gradient[row - rows.start] for name, gradient in kept.items() for row in there}
     if drawn is not None:
         for name in names:
-            gradients = torch.stack([held[name, row] for row in wanted])
-            drawn.parts.append(Part(name, None, _added, gradients, gradients))
+            kept_rows = torch.stack([held[name, row] for row in wanted])
+            drawn.parts.append(Part(name, None, _added, kept_rows, kept_rows))
     return totals
 
 

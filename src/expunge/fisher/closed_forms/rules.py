@@ -138,8 +138,10 @@ class Convolution(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         ctx.planes = inputs.is_contiguous()
-        inputs = inputs.contiguous(memory_format=torch.channels_last if inputs.dim() == 4 else torch.contiguous_format)
-        if inputs.device.type == "cpu" and inputs.dim() == 4 and use.weight is not None:
+        # oneDNN crashes in channels-last on images one pixel wide with a stride and a dilation.
+        last = inputs.dim() == 4 and not (inputs.shape[3] == 1 and max(geometry.stride) > 1 and max(geometry.dilation) > 1)
+        inputs = inputs.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        if inputs.device.type == "cpu" and last and use.weight is not None:
             weight = use.scratch.channels_last(use.weight, weight.detach())
         ctx.use, ctx.geometry, ctx.transposed, ctx.extra = use, geometry, transposed, extra
         ctx.save_for_backward(inputs, weight)
