@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -19,10 +20,12 @@ from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
 from expunge.fisher.samples import Squares, batched, fresh, gradients, relative_errors
 from expunge.model.copying import copied
+from expunge.runtime.modes import Generators
 from expunge.runtime.nested import combine_tensors, leaves, map_tensors
 
 SHARE = 64  # of this many samples one is drawn; at least one of every batch
 FIRST = 8  # of the first batch, on which a plan is young, and of every batch of a model that may choose rows by content
+CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
 
@@ -80,14 +83,31 @@ class Confirmation:
         self.confirmed: set[str] = set()
         self.irregular = False  # the model may choose rows out of sight
         self.clearances = 0  # how often rounding alone gave the alarm
-        self._begun = False
+        self._begun = self._steady = False
         self._waiting: list[Kept] = []
+
+    def moving(self) -> _Moving:
+        return _Moving.now(self.model)
 
     def begin(self) -> None:
         """Start again, on the same data."""
         self.confirmed.clear()
         self._waiting.clear()
         self._begun = False
+
+    def steady(self, batch: Batch, before: _Moving) -> None:
+        """Raise ModelError where the output changes from call to call; looked into where random numbers were drawn or buffers moved."""
+        now = _Moving.now(self.model)
+        random = not now.generators.same_as(before.generators)
+        if not random and (self._steady or now.buffers == before.buffers):
+            return
+        with torch.no_grad():
+            first, *others = (self.objective.logits(self.model, fresh(batch)) for _ in range(2 if self._steady else CALLS))
+        self._steady = True
+        if any(other.shape != first.shape for other in others) or any(
+            not error < NOISE.get(first.dtype, tolerance(first)) for error in relative_errors([(other, first) for other in others])
+        ):
+            raise ModelError(COUPLED)
 
     def draw(self, samples: int) -> list[int]:
         """The numbers of the samples of a batch to be kept."""
@@ -149,7 +169,9 @@ class Confirmation:
             return found
 
     def _differences(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], group: Sequence[Kept], plan: Plan) -> _Differences:
-        samples = group[0].samples if len(group) == 1 else combine_tensors([kept.samples for kept in group], lambda parts: torch.cat(list(parts)))
+        samples = (
+            group[0].samples if len(group) == 1 else combine_tensors([kept.samples for kept in group], lambda parts: torch.cat(list(parts)))
+        )
         logits, cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
         weights = torch.from_numpy(self.generator.normal(size=len(logits))).to(logits.device)
         weighted = cotangents * weights.to(cotangents.dtype).view(-1, *(1,) * (cotangents.dim() - 1))
@@ -204,6 +226,17 @@ class Confirmation:
             again = torch.cat([self.objective.logits(self.model, fresh(take(kept.samples, slice(i, i + 1)))) for i in range(len(kept))])
         if together.shape != again.shape or not relative_errors([(together, again)])[0] < tolerance(together) / 10:
             raise ModelError(COUPLED)
+
+
+class _Moving(NamedTuple):
+    """What a call of a model in eval mode should leave as it is: random numbers, and the buffers, by identity and version."""
+
+    generators: Generators
+    buffers: list[tuple[int, int]]
+
+    @classmethod
+    def now(cls, model: nn.Module) -> _Moving:
+        return cls(Generators.now(), [(id(buffer), buffer._version) for buffer in model.buffers()])
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.confirming import Confirmation, Kept, Revised, samples_with_gradient
+from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
 from expunge.fisher.samples import Squares, batched, looped
@@ -89,7 +90,7 @@ def diagonal(
                 break
             except Revised as error:
                 adder.restart(error.names)
-    return FisherSums(adder.totals(), adder.count, kind, digest)
+    return FisherSums(adder.totals(), adder.count, kind, digest, objective_name(objective, kind))
 
 
 class _Totals:
@@ -226,7 +227,7 @@ class _Samplewise(_Totals):
             self.step = _graphed(self.by(plan)) if captured else self.by(plan)
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
-        rows = torch.tensor(drawn, device=noise.device)
+        rows, before = torch.tensor(drawn, device=noise.device), self.confirmation.moving()
         try:
             result = self.step((batch, noise, rows))
         except Exception as error:
@@ -244,6 +245,7 @@ class _Samplewise(_Totals):
         if result.reads and not self.confirmation.irregular:
             self.confirmation.irregular = True
             return self.planned(batch, noise, self.confirmation.draw(batch_size(batch)))
+        self.confirmation.steady(batch, before)
         squares = dict(result.squares)
         if plan.batched:
             try:

@@ -62,9 +62,7 @@ def gradients(
     logits: Tensor, parameters: Mapping[str, nn.Parameter], cotangent: Tensor, retain_graph: bool = False
 ) -> dict[str, Tensor | None]:
     """∂⟨logits, cotangent⟩ by plain autograd; None for a parameter that is not used."""
-    found = torch.autograd.grad(
-        logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=retain_graph, allow_unused=True
-    )
+    found = torch.autograd.grad(logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=retain_graph, allow_unused=True)
     return dict(zip(parameters, found, strict=True))
 
 

@@ -94,7 +94,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def safe_norms(model: nn.Module) -> Iterator[None]:
-    """On the CPU torch's GroupNorm ends the process where its input is in channels-last memory and needs no gradient, but its weights do."""
+    """On the CPU, put the input of a GroupNorm in planes where it needs no gradient: in channels-last memory torch ends the process."""
 
     def in_planes(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
         return (inputs[0].contiguous(), *inputs[1:]) if inputs and not inputs[0].requires_grad else None
