@@ -55,13 +55,14 @@ class Branch(nn.Module):
         return self.head(torch.stack([self.one(row) if bool(row[0] > 50) else row for row in x]))
 
     def one(self, row):
+        row = row / 100
         if self.how == "1-D":
-            return torch.tanh(F.linear(row, self.rare.weight, self.rare.bias) / 100)
+            return torch.tanh(F.linear(row, self.rare.weight, self.rare.bias))
         if self.how == "transposed":
-            return torch.tanh(row @ self.rare.weight.T / 100 + self.rare.bias)
+            return torch.tanh(row @ self.rare.weight.T + self.rare.bias)
         if self.how == "einsum":
-            return torch.tanh(torch.einsum("i,oi->o", row, self.rare.weight) / 100 + self.rare.bias)
-        return torch.tanh(self.rare(row[None])[0] / 100)
+            return torch.tanh(torch.einsum("i,oi->o", row, self.rare.weight) + self.rare.bias)
+        return torch.tanh(self.rare(row[None])[0])
 
 
 @pytest.mark.parametrize("kind", ["empirical", "expected"])
