@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +25,8 @@ from expunge.runtime.modes import Generators
 from expunge.runtime.nested import combine_tensors, leaves, map_tensors
 
 SHARE = 64  # of this many samples one is drawn; at least one of every batch
-FIRST = 8  # of the first batch, on which a plan is young, and of every batch of a model that may choose rows by content
+FIRST = 16  # samples of a call that are all drawn, since the plan is young
+IRREGULAR = 8  # of every batch of a model that may choose rows by content
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
@@ -83,7 +85,7 @@ class Confirmation:
         self.confirmed: set[str] = set()
         self.irregular = False  # the model may choose rows out of sight
         self.clearances = 0  # how often rounding alone gave the alarm
-        self._begun = self._steady = False
+        self._drawn, self._steady = 0, False
         self._waiting: list[Kept] = []
 
     def moving(self) -> _Moving:
@@ -93,7 +95,7 @@ class Confirmation:
         """Start again, on the same data."""
         self.confirmed.clear()
         self._waiting.clear()
-        self._begun = False
+        self._drawn = 0
 
     def steady(self, batch: Batch, before: _Moving) -> None:
         """Raise ModelError where the output changes from call to call; looked into where random numbers were drawn or buffers moved."""
@@ -111,9 +113,7 @@ class Confirmation:
 
     def draw(self, samples: int) -> list[int]:
         """The numbers of the samples of a batch to be kept."""
-        count = max(1, samples // SHARE)
-        if self.irregular or not self._begun:
-            count = max(count, min(samples, FIRST))
+        count = max(1, samples // SHARE, min(samples, FIRST - self._drawn), min(samples, IRREGULAR) if self.irregular else 0)
         return [int(row) for row in self.generator.choice(samples, count, replace=False)]
 
     def add(self, kept: Kept, plan: Plan, samples: int) -> None:
@@ -122,9 +122,9 @@ class Confirmation:
             self.settle(plan)
         self._waiting.append(kept)
         limit = max(1, min(HELD, samples // 8))
-        if not self._begun or self.irregular or sum(map(len, self._waiting)) >= limit:
+        if self._drawn < FIRST or self.irregular or sum(map(len, self._waiting)) >= limit:
             self.settle(plan)
-        self._begun = True
+        self._drawn += len(kept)
 
     def settle(self, plan: Plan) -> None:
         """Compare all samples that wait."""
@@ -133,8 +133,9 @@ class Confirmation:
             return
         check_alone(waiting)
         groups = [waiting]
-        if len(waiting) == 1 and len(waiting[0]) > 1:  # of one batch: one goes alone, as the definition has it
-            groups = [[waiting[0].cut(slice(0, 1))], [waiting[0].cut(slice(1, None))]]
+        if len(waiting) == 1 and len(waiting[0]) > 1:  # of one batch: one goes alone, as the definition has it, others in other company
+            edges = sorted({0, 1, 1 + len(waiting[0]) // 2, len(waiting[0])})
+            groups = [[waiting[0].cut(slice(*ends))] for ends in itertools.pairwise(edges)]
         for group in groups:
             self._compare(group, plan)
 

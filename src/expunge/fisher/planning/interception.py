@@ -200,6 +200,9 @@ def _batch_norm(mode: Interception, function: Any, args: tuple[Any, ...], kwargs
     if training or mean is None:
         return mode.bare(function, args, kwargs)
     use = mode.use(weight, bias, (inputs.shape[0],))
+    fixed = not any(value is not None and value.requires_grad for value in (weight, bias))
+    if use is None and mode.layouts is not None and fixed:  # torch's own gives wrong gradients where memory formats meet on thin images
+        use = Use(None, None, Layout(), mode.samples, mode.scratch, mode.squares, mode.vectors)
     return function(*args, **kwargs) if use is None else FrozenBatchNorm.apply(use, inputs, mean, variance, weight, bias, epsilon)
 
 
