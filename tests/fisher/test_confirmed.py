@@ -259,7 +259,7 @@ def test_samples_that_depend_on_their_batch(model, first):
         x[1:4] = x[:1] + 1e-9 * torch.randn(3, 5)
     elif first == "zeros":
         x[:4] = 0
-    for cuts in ([12], [4, 8], [2, 2, 8]):
+    for cuts in ([12], [4, 8], [2, 2, 8], *([[1] * 12] if model in (Dropping, Path) else [])):
         alone = "Expected more than 1 value per channel when training"  # torch's own words about one sample
         with pytest.raises((ModelError, InputError), match=f"changes with the rest of its batch, or from call to call|{alone}"):
             diagonal(model(5, K).double(), list(zip(x.split(cuts), labels(12).split(cuts), strict=True)))
@@ -458,6 +458,26 @@ def test_a_batch_of_one_with_a_foreign_tensor_that_requires_grad():
     single = diagonal(model, [(x[n : n + 1], y[n : n + 1]) for n in range(3)]).sums
     assert reference.worst_error(single, diagonal(model, [(x, y)]).sums) <= 1e-12
     assert Holding.other.grad is None
+
+
+@pytest.mark.parametrize("channels", [1, 6])
+def test_prelu_behind_zeros(channels):
+    """torch.func mixes up the samples of gradients behind a PReLU, but not those of zeros."""
+
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.slope, self.head = nn.Conv2d(6, 6, 3, padding=1), nn.PReLU(channels), nn.Linear(6, K)
+
+        def forward(self, x):
+            x = F.conv2d(x, self.layer.weight.flip(-1), None, padding=1)
+            return self.head((x + self.slope(x)).amax((2, 3)))
+
+    torch.manual_seed(0)
+    x = torch.randn(12, 6, 4, 3).double()
+    x[:3] = 0
+    for cuts in ([2, 2, 8], [12], [3, 9]):
+        check(Gate(), list(zip(x.split(cuts), labels(12).split(cuts), strict=True)))
 
 
 class Turning(nn.Module):

@@ -193,7 +193,9 @@ class _Samplewise(_Totals):
     def squares(self, batch: Batch, noise: Tensor) -> Squares:
         samples = batch_size(batch)
         if samples == 1:  # one sample is its own definition
+            before = self.confirmation.moving()
             result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64)))
+            self.confirmation.steady(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)

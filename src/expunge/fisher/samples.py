@@ -96,6 +96,8 @@ def batched(
 
         logits, pull = vjp(outputs, chosen)[:2]
         (pulled,) = vmap(pull)(rows.to(logits.dtype))
+        if any(gradient.shape != (len(rows), *chosen[name].shape) for name, gradient in pulled.items()):
+            raise RuntimeError("torch.func has mixed up the samples of a gradient")  # as it does behind nn.PReLU
         kept = {name: gradient[drawn.number] for name, gradient in pulled.items()} if drawn is not None and keeping else {}
         return {name: size(wide(gradient)).sum(0) for name, gradient in pulled.items()}, kept
 
