@@ -25,7 +25,7 @@ from expunge.runtime.modes import Generators
 from expunge.runtime.nested import combine_tensors, leaves, map_tensors
 
 SHARE = 64  # of this many samples one is drawn; at least one of every batch
-FIRST = 16  # samples of a call that are all drawn, since the plan is young
+FIRST = 16  # samples of a call that are all drawn, since the plan is young; half as many where batches are large
 IRREGULAR = 8  # of every batch of a model that may choose rows by content
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
@@ -113,7 +113,8 @@ class Confirmation:
 
     def draw(self, samples: int) -> list[int]:
         """The numbers of the samples of a batch to be kept."""
-        count = max(1, samples // SHARE, min(samples, FIRST - self._drawn), min(samples, IRREGULAR) if self.irregular else 0)
+        young = (FIRST if samples <= FIRST else FIRST // 2) - self._drawn
+        count = max(1, samples // SHARE, min(samples, young), min(samples, IRREGULAR) if self.irregular else 0)
         return [int(row) for row in self.generator.choice(samples, count, replace=False)]
 
     def add(self, kept: Kept, plan: Plan, samples: int) -> None:
@@ -122,7 +123,7 @@ class Confirmation:
             self.settle(plan)
         self._waiting.append(kept)
         limit = max(1, min(HELD, samples // 8))
-        if self._drawn < FIRST or self.irregular or sum(map(len, self._waiting)) >= limit:
+        if self._drawn < FIRST // 2 or self.irregular or sum(map(len, self._waiting)) >= limit:
             self.settle(plan)
         self._drawn += len(kept)
 

@@ -229,7 +229,7 @@ class _Samplewise(_Totals):
             self.step = _graphed(self.by(plan)) if captured else self.by(plan)
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
-        rows, before = torch.tensor(drawn, device=noise.device), self.confirmation.moving()
+        rows, before = torch.tensor(drawn, dtype=torch.int64, device=noise.device), self.confirmation.moving()
         try:
             result = self.step((batch, noise, rows))
         except Exception as error:
@@ -289,7 +289,7 @@ def _pass(
         outputs = logits.detach()
         passes = cotangents(outputs, objective.targets(batch), noise)
         drawn.number = int(pick * len(passes))
-        for row in rows.split(1):
+        for row in rows.split(1) if len(rows) else ():
             alone.append(cotangents(outputs[row], objective.targets(take(batch, row)), noise[row])[drawn.number])
         return passes
 

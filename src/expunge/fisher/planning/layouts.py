@@ -45,7 +45,14 @@ class Layout:
             moved = moved.unflatten(0, (-1, samples)).transpose(0, 1)
         else:
             moved = moved.unflatten(0, (samples, -1))
-        return moved.index_select(0, rows)
+        return taken(moved, rows)
+
+
+def taken(tensor: Tensor, rows: Tensor) -> Tensor:
+    """A copy of these rows; on the CPU a single one is copied in the memory format it has, many times faster than by index."""
+    if len(rows) == 1 and rows.device.type == "cpu":
+        return tensor.narrow(0, int(rows), 1).clone()
+    return tensor.index_select(0, rows)
 
 
 def infer(fewer: tuple[int, ...], more: tuple[int, ...], samples: int) -> list[Layout]:
