@@ -15,7 +15,7 @@ from expunge.data.batches import batch_size, device_of, take
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher.closed_forms import tf32
-from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_form
+from expunge.fisher.closed_forms.drawn import TURNS, Drawn, Part, gradients_of, same_form
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
@@ -51,6 +51,7 @@ class Kept:
     cotangents: Tensor
     alone: Tensor  # the cotangents that each sample's loss alone would give
     parts: list[Part]
+    passed: set[str]  # parameters that were used, but not kept
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,7 +59,7 @@ class Kept:
     def cut(self, rows: slice) -> Kept:
         parts = [part._replace(inputs=part.inputs[rows], slopes=part.slopes[rows]) for part in self.parts]
         logits, cotangents, alone = (tensor[rows] for tensor in (self.logits, self.cotangents, self.alone))
-        return Kept(self.batch, self.rows[rows], take(self.samples, rows), logits, cotangents, alone, parts)
+        return Kept(self.batch, self.rows[rows], take(self.samples, rows), logits, cotangents, alone, parts, self.passed)
 
     def joins(self, other: Kept) -> bool:
         """Whether the samples of both can go through the model together."""
@@ -85,11 +86,13 @@ class Confirmation:
         self.confirmed: set[str] = set()
         self.irregular = False  # the model may choose rows out of sight
         self.clearances = 0  # how often rounding alone gave the alarm
-        self._drawn, self._steady = 0, False
+        self._drawn, self._steady, self._turn = 0, False, 0
+        self._buffers = [module._buffers for module in model.modules() if module._buffers]
+        self._norms = any(isinstance(module, nn.GroupNorm) for module in model.modules())
         self._waiting: list[Kept] = []
 
     def moving(self) -> _Moving:
-        return _Moving.now(self.model)
+        return _Moving.now(self._buffers)
 
     def begin(self) -> None:
         """Start again, on the same data."""
@@ -99,7 +102,7 @@ class Confirmation:
 
     def steady(self, batch: Batch, before: _Moving) -> None:
         """Raise ModelError where the output changes from call to call; looked into where random numbers were drawn or buffers moved."""
-        now = _Moving.now(self.model)
+        now = _Moving.now(self._buffers)
         random = not now.generators.same_as(before.generators)
         if not random and (self._steady or now.buffers == before.buffers):
             return
@@ -117,6 +120,11 @@ class Confirmation:
         count = max(1, samples // SHARE, min(samples, young), min(samples, IRREGULAR) if self.irregular else 0)
         return [int(row) for row in self.generator.choice(samples, count, replace=False)]
 
+    def turn(self, on_cuda: bool) -> int | None:
+        """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
+        young = self._drawn < FIRST // 2
+        return None if young or on_cuda or self.irregular or len(self.parameters) < 2 * TURNS else self._turn
+
     def add(self, kept: Kept, plan: Plan, samples: int) -> None:
         """Take over what a planned pass kept of its drawn samples; now and then the plain pass is made."""
         if self._waiting and not self._waiting[0].joins(kept):
@@ -130,6 +138,7 @@ class Confirmation:
     def settle(self, plan: Plan) -> None:
         """Compare all samples that wait."""
         waiting, self._waiting = self._waiting, []
+        self._turn = (self._turn + 1) % TURNS
         if not waiting:
             return
         check_alone(waiting)
@@ -177,14 +186,18 @@ class Confirmation:
         logits, cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
         weights = torch.from_numpy(self.generator.normal(size=len(logits))).to(logits.device)
         weighted = cotangents * weights.to(cotangents.dtype).view(-1, *(1,) * (cotangents.dim() - 1))
-        names = [*plan.layouts, *plan.batched, *plan.idle]
+        passed = set().union(*(kept.passed for kept in group)) - {name for part in group[0].parts for name in part[:2]}
+        names = [name for name in (*plan.layouts, *plan.batched, *plan.idle) if name not in passed]
         with torch.enable_grad():
             plain = self.objective.logits(model, fresh(samples))
         if plain.shape != logits.shape or not relative_errors([(logits, plain)])[0] < self.tolerated(logits):
             return _Differences(set(names), True, set())
         if not (names and plain.requires_grad):
             return _Differences(set(), False, set())
-        reference = gradients(plain, parameters, weighted)
+        # The first layer's, too: torch's GroupNorm crashes in channels-last memory where the gradient of its input is not asked for.
+        first = next(iter(parameters))
+        asked = {name: parameters[name] for name in (first, *names)} if not self._norms else parameters
+        reference = gradients(plain, asked, weighted)
         attributed = gradients_of([kept.parts for kept in group], weights)
         wrong, shown = self._judged(attributed, {name: reference[name] for name in names})
         return _Differences(wrong, False, shown)
@@ -237,8 +250,9 @@ class _Moving(NamedTuple):
     buffers: list[tuple[int, int]]
 
     @classmethod
-    def now(cls, model: nn.Module) -> _Moving:
-        return cls(Generators.now(), [(id(buffer), buffer._version) for buffer in model.buffers()])
+    def now(cls, places: Sequence[Mapping[str, Tensor | None]]) -> _Moving:
+        buffers = [(id(buffer), buffer._version) for place in places for buffer in place.values() if buffer is not None]
+        return cls(Generators.now(), buffers)
 
 
 @dataclass(frozen=True)
@@ -259,7 +273,7 @@ def keep(model: nn.Module, parameters: Mapping[str, nn.Parameter], plan: Plan, b
     if plan.batched:
         batched(model, plan.batched, batch, result.cotangents, objective, drawn=drawn)
     cotangents = result.cotangents[0][rows]
-    return Kept(batch, rows, take(batch, rows), result.logits[rows], cotangents, cotangents, drawn.parts)
+    return Kept(batch, rows, take(batch, rows), result.logits[rows], cotangents, cotangents, drawn.parts, drawn.passed)
 
 
 def check_alone(waiting: Sequence[Kept]) -> None:

@@ -34,7 +34,8 @@ from expunge.runtime.progress import is_shown, track
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_whole
 
-Step = Callable[[tuple[Batch, Tensor, Tensor]], Pass]  # takes a batch, its noise and the numbers of the drawn samples
+# Takes a batch, its noise, the numbers of the drawn samples, and in which part of the parameters they are kept.
+Step = Callable[[tuple[Batch, Tensor, Tensor, int | None]], Pass]
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
@@ -194,7 +195,7 @@ class _Samplewise(_Totals):
         samples = batch_size(batch)
         if samples == 1:  # one sample is its own definition
             before = self.confirmation.moving()
-            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64)))
+            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None))
             self.confirmation.steady(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
@@ -230,12 +231,13 @@ class _Samplewise(_Totals):
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
         rows, before = torch.tensor(drawn, dtype=torch.int64, device=noise.device), self.confirmation.moving()
+        turn = self.confirmation.turn(rows.is_cuda)
         try:
-            result = self.step((batch, noise, rows))
+            result = self.step((batch, noise, rows, turn))
         except Exception as error:
             if out_of_memory(error) or not plan.layouts:
                 raise
-            self.by(Plan())((batch, noise, rows))  # the error of the plain model, where it has one
+            self.by(Plan())((batch, noise, rows, turn))  # the error of the plain model, where it has one
             plan.revise(set(self.parameters))
             self.step = None
             return self.planned(batch, noise, drawn)
@@ -278,10 +280,10 @@ def _pass(
     objective: Objective,
     scratch: Scratch,
     pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
-    both: tuple[Batch, Tensor, Tensor],
+    given: tuple[Batch, Tensor, Tensor, int | None],
 ) -> Pass:
-    batch, noise, rows = both
-    drawn, alone = Drawn(rows), []
+    batch, noise, rows, turn = given
+    drawn, alone = Drawn(rows, turn=turn), []
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):
@@ -304,7 +306,7 @@ def _kept(batch: Batch, rows: Tensor, result: Pass) -> Kept:
     alone, parts = result.alone, result.parts
     if rows.is_cuda:
         alone, parts = alone.clone(), [part._replace(inputs=part.inputs.clone(), slopes=part.slopes.clone()) for part in parts]
-    return Kept(batch, rows, take(batch, rows), result.logits[rows], result.cotangents[result.number][rows], alone, parts)
+    return Kept(batch, rows, take(batch, rows), result.logits[rows], result.cotangents[result.number][rows], alone, parts, result.passed)
 
 
 def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:

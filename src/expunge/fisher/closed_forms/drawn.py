@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+TURNS = 3
 Gradients = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]  # of a weight and a bias, from inputs and slopes
 
 
@@ -24,12 +25,28 @@ class Part(NamedTuple):
 
 @dataclass
 class Drawn:
-    """The samples to keep, by their numbers in the batch, and what was kept of them in the backward pass `number`."""
+    """The samples to keep, by their numbers in the batch, and what was kept of them in the backward pass `number`.
+
+    `turn`: of the uses of parameters only every `TURNS`th is kept, from this one on; of the others the names. None: all are kept.
+    """
 
     rows: Tensor
     number: int = 0
+    turn: int | None = None
     open: bool = False  # during that backward pass
     parts: list[Part] = field(default_factory=list)
+    passed: set[str] = field(default_factory=set)
+    uses: int = 0
+
+    def takes(self, *names: str | None) -> bool:
+        """Whether this use, of these parameters, is to be kept."""
+        if not self.open:
+            return False
+        self.uses += 1
+        if self.turn is None or self.uses % TURNS == self.turn:
+            return True
+        self.passed.update(name for name in names if name is not None)
+        return False
 
 
 def gradients_of(parts: list[list[Part]], weights: Tensor) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ class Use:
 
     def keep(self, gradients: Gradients, inputs: Tensor, slopes: Tensor) -> None:
         """Keep the drawn samples' rows of an operation whose weight has the gradients `gradients(inputs, slopes)`."""
-        if self.drawn is not None and self.drawn.open:
+        if self.drawn is not None and self.drawn.takes(self.weight, self.bias):
             a, g = (self.layout.drawn(tensor, self.samples, self.drawn.rows) for tensor in (inputs, slopes))
             self.drawn.parts.append(Part(self.weight, self.bias, gradients, a, g))
 
@@ -267,7 +267,7 @@ class Embedding(torch.autograd.Function):
             else:
                 rows = indices.reshape(1, -1).expand(use.samples, -1)
                 g = gradient.flatten(1, -2)
-            if use.drawn is not None and use.drawn.open:
+            if use.drawn is not None and use.drawn.takes(use.weight):
                 kept = (part.index_select(0, use.drawn.rows)[:, None] for part in (rows, g))
                 use.drawn.parts.append(Part(use.weight, None, partial(_of_table, ctx.count, ctx.padding), *kept))
             g, owner = wide(g), torch.arange(use.samples, device=rows.device)[:, None] * ctx.count

@@ -39,20 +39,18 @@ class Layout:
         return self.first(tensor, samples).unflatten(0, (samples, -1))
 
     def drawn(self, tensor: Tensor, samples: int, rows: Tensor) -> Tensor:
-        """The rows of some samples, (drawn, frames, ...), without a copy of the others."""
+        """A copy of the rows of some samples, (drawn, frames, ...), without one of the others."""
+        if len(rows) == 1 and rows.device.type == "cpu" and (self.frames == 1 or self.outer):
+            # In the memory format it has: many times faster than by index.
+            frames = tensor.shape[self.dimension] // samples
+            row = tensor.narrow(self.dimension, int(rows) * frames, frames).clone()
+            return (row.movedim(self.dimension, 0) if self.dimension else row)[None]
         moved = tensor.movedim(self.dimension, 0) if self.dimension else tensor
         if self.frames > 1 and not self.outer:
             moved = moved.unflatten(0, (-1, samples)).transpose(0, 1)
         else:
             moved = moved.unflatten(0, (samples, -1))
-        return taken(moved, rows)
-
-
-def taken(tensor: Tensor, rows: Tensor) -> Tensor:
-    """A copy of these rows; on the CPU a single one is copied in the memory format it has, many times faster than by index."""
-    if len(rows) == 1 and rows.device.type == "cpu":
-        return tensor.narrow(0, int(rows), 1).clone()
-    return tensor.index_select(0, rows)
+        return moved.index_select(0, rows)
 
 
 def infer(fewer: tuple[int, ...], more: tuple[int, ...], samples: int) -> list[Layout]:

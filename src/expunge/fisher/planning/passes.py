@@ -27,6 +27,7 @@ class Pass:
     unexpected: set[str]  # used in a way the layouts do not know: the pass does not count
     reads: bool  # the model took numbers out of tensors
     parts: list[Part]  # of the drawn samples
+    passed: set[str]  # parameters that were used, but not kept
     number: int = 0  # of the cotangents at which these were kept
     alone: Tensor | None = None  # the drawn samples' cotangents, each from its own loss alone
 
@@ -56,7 +57,7 @@ def closed_forms(
             logits = objective.logits(model, fresh(batch))
         sent, outputs = cotangents(logits), logits.detach()
         if interception.outside:  # their layouts do not hold here, and need not let a backward pass through
-            return Pass({}, sent, outputs, interception.outside, interception.reads, [])
+            return Pass({}, sent, outputs, interception.outside, interception.reads, [], set())
         wanted = [parameters[name] for name in observed]  # nothing else of the model's or the caller's gets a gradient
         for number, cotangent in enumerate(sent):
             if logits.requires_grad and wanted:
@@ -65,7 +66,8 @@ def closed_forms(
                 logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent), inputs=wanted)
             settle(interception.squares, interception.vectors)
         unexpected = {name for name in observed if parameters[name].grad is not None}
-        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, [] if drawn is None else drawn.parts)
+        kept = ([], set()) if drawn is None else (drawn.parts, drawn.passed)
+        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept)
     finally:
         for name, parameter in parameters.items():
             parameter.grad = None
