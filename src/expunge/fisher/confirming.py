@@ -52,6 +52,7 @@ class Kept:
     alone: Tensor  # the cotangents that each sample's loss alone would give
     parts: list[Part]
     passed: set[str]  # parameters that were used, but not kept
+    slot: int = 0  # the memory they are in
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -119,6 +120,12 @@ class Confirmation:
         young = (FIRST if samples <= FIRST else FIRST // 2) - self._drawn
         count = max(1, samples // SHARE, min(samples, young), min(samples, IRREGULAR) if self.irregular else 0)
         return [int(row) for row in self.generator.choice(samples, count, replace=False)]
+
+    @property
+    def slot(self) -> int:
+        """The first memory that no waiting sample is in."""
+        used = {kept.slot for kept in self._waiting}
+        return next(number for number in itertools.count() if number not in used)
 
     def turn(self, on_cuda: bool) -> int | None:
         """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""

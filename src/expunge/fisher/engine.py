@@ -34,8 +34,8 @@ from expunge.runtime.progress import is_shown, track
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_whole
 
-# Takes a batch, its noise, the numbers of the drawn samples, and in which part of the parameters they are kept.
-Step = Callable[[tuple[Batch, Tensor, Tensor, int | None]], Pass]
+# Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.
+Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int]], Pass]
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
@@ -195,7 +195,7 @@ class _Samplewise(_Totals):
         samples = batch_size(batch)
         if samples == 1:  # one sample is its own definition
             before = self.confirmation.moving()
-            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None))
+            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))
             self.confirmation.steady(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
@@ -231,13 +231,13 @@ class _Samplewise(_Totals):
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
         rows, before = torch.tensor(drawn, dtype=torch.int64, device=noise.device), self.confirmation.moving()
-        turn = self.confirmation.turn(rows.is_cuda)
+        turn, slot = self.confirmation.turn(rows.is_cuda), 0 if rows.is_cuda else self.confirmation.slot
         try:
-            result = self.step((batch, noise, rows, turn))
+            result = self.step((batch, noise, rows, turn, slot))
         except Exception as error:
             if out_of_memory(error) or not plan.layouts:
                 raise
-            self.by(Plan())((batch, noise, rows, turn))  # the error of the plain model, where it has one
+            self.by(Plan())((batch, noise, rows, turn, slot))  # the error of the plain model, where it has one
             plan.revise(set(self.parameters))
             self.step = None
             return self.planned(batch, noise, drawn)
@@ -262,7 +262,7 @@ class _Samplewise(_Totals):
                 plan.revise(set(plan.batched))
         if plan.looped:
             squares |= looped(self.model, plan.looped, batch, result.cotangents, self.objective)
-        self.confirmation.add(_kept(batch, rows, result), plan, batch_size(batch))
+        self.confirmation.add(_kept(batch, rows, result, slot), plan, batch_size(batch))
         return squares
 
     def by(self, plan: Plan) -> Step:
@@ -280,10 +280,10 @@ def _pass(
     objective: Objective,
     scratch: Scratch,
     pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
-    given: tuple[Batch, Tensor, Tensor, int | None],
+    given: tuple[Batch, Tensor, Tensor, int | None, int],
 ) -> Pass:
-    batch, noise, rows, turn = given
-    drawn, alone = Drawn(rows, turn=turn), []
+    batch, noise, rows, turn, slot = given
+    drawn, alone = Drawn(rows, turn=turn, slot=slot), []
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):
@@ -300,13 +300,15 @@ def _pass(
     return result
 
 
-def _kept(batch: Batch, rows: Tensor, result: Pass) -> Kept:
+def _kept(batch: Batch, rows: Tensor, result: Pass, slot: int) -> Kept:
     """What a pass has kept of its drawn samples, in memory of their own: a CUDA graph writes to the same places again."""
     assert result.alone is not None
     alone, parts = result.alone, result.parts
     if rows.is_cuda:
         alone, parts = alone.clone(), [part._replace(inputs=part.inputs.clone(), slopes=part.slopes.clone()) for part in parts]
-    return Kept(batch, rows, take(batch, rows), result.logits[rows], result.cotangents[result.number][rows], alone, parts, result.passed)
+    return Kept(
+        batch, rows, take(batch, rows), result.logits[rows], result.cotangents[result.number][rows], alone, parts, result.passed, slot
+    )
 
 
 def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:

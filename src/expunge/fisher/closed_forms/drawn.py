@@ -33,6 +33,7 @@ class Drawn:
     rows: Tensor
     number: int = 0
     turn: int | None = None
+    slot: int = 0  # each has memory of its own
     open: bool = False  # during that backward pass
     parts: list[Part] = field(default_factory=list)
     passed: set[str] = field(default_factory=set)

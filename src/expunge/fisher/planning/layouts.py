@@ -39,11 +39,10 @@ class Layout:
         return self.first(tensor, samples).unflatten(0, (samples, -1))
 
     def drawn(self, tensor: Tensor, samples: int, rows: Tensor) -> Tensor:
-        """A copy of the rows of some samples, (drawn, frames, ...), without one of the others."""
+        """The rows of some samples, (drawn, frames, ...), without a copy of the others; of a single one on the CPU no copy at all."""
         if len(rows) == 1 and rows.device.type == "cpu" and (self.frames == 1 or self.outer):
-            # In the memory format it has: many times faster than by index.
             frames = tensor.shape[self.dimension] // samples
-            row = tensor.narrow(self.dimension, int(rows) * frames, frames).clone()
+            row = tensor.narrow(self.dimension, int(rows) * frames, frames)
             return (row.movedim(self.dimension, 0) if self.dimension else row)[None]
         moved = tensor.movedim(self.dimension, 0) if self.dimension else tensor
         if self.frames > 1 and not self.outer:
