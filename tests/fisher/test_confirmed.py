@@ -567,3 +567,29 @@ def test_the_same_call_gives_the_same_bits_and_draws_nothing():
     one, two = diagonal(model, batches), diagonal(model, batches)
     assert all(torch.equal(one.sums[name], two.sums[name]) for name in one.sums)
     assert torch.equal(torch.random.get_rng_state(), state[0]) and numpy.array_equal(numpy.random.get_state()[1], state[1])
+
+
+class AfterTable(nn.Module):
+    """A frozen encoder behind a trained table: torch's fast path is open only to passes in which the table needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(7, 8), nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dropout=0.0)
+        self.head = nn.Linear(8, K)
+        self.layer.requires_grad_(False)
+
+    def forward(self, tokens, mask):
+        out = self.layer(self.table.weight[tokens], src_key_padding_mask=mask)
+        return self.head(out.mean(1))
+
+
+def test_frozen_encoder_behind_a_table():
+    torch.manual_seed(0)
+    model, tokens, y = AfterTable().double().eval(), torch.randint(0, 7, (6, 5)), labels(6)
+    mask = torch.arange(5)[None] >= torch.tensor([5, 5, 2, 4, 1, 3])[:, None]
+    names, expected = ("table.weight", "head.weight", "head.bias"), {}
+    for n in range(6):
+        loss = F.cross_entropy(model(tokens[n : n + 1], mask[n : n + 1]), y[n : n + 1])
+        for name, gradient in zip(names, torch.autograd.grad(loss, [model.get_parameter(name) for name in names]), strict=True):
+            expected[name] = expected.get(name, 0) + gradient**2
+    assert reference.worst_error(diagonal(model, [(tokens, mask, y)]).sums, expected) <= 1e-10

@@ -158,13 +158,15 @@ class Confirmation:
 
     def _compare(self, group: list[Kept], plan: Plan) -> None:
         found = self._differences(self.model, self.parameters, group, plan)
-        if not found.wrong:
+        if not (found.wrong or found.together):
             self.confirmed |= found.shown
             return
         for kept in group:
             doubted = self._doubted(kept, plan, found)
             if doubted.together:
                 self._explain(kept, plan)
+                if not doubted.wrong:  # nothing is left that could be computed in another way
+                    raise ModelError(COUPLED)
             if doubted.wrong:
                 raise Revised(doubted.wrong)
         self.clearances += 1
@@ -243,7 +245,7 @@ class Confirmation:
 
     def _explain(self, kept: Kept, plan: Plan) -> None:
         """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
-        with torch.no_grad():
+        with torch.enable_grad():  # torch has other ways without
             together = self.objective.logits(self.model, fresh(kept.batch))[kept.rows]
             again = torch.cat([self.objective.logits(self.model, fresh(take(kept.samples, slice(i, i + 1)))) for i in range(len(kept))])
         if together.shape != again.shape or not relative_errors([(together, again)])[0] < tolerance(together) / 10:

@@ -49,11 +49,11 @@ def closed_forms(
     names = {id(parameters[name]): name for name in observed}
     flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
-        for name, parameter in parameters.items():
+        for name, parameter in parameters.items() if observed else ():  # without one the model runs as it is
             parameter.requires_grad_(name in layouts or name in idle)
         scratch.begin()
         interception = Interception(names, layouts, batch_size(batch), scratch, drawn=drawn)
-        with torch.enable_grad(), interception if observed else nullcontext():  # without one the model runs as it is
+        with torch.enable_grad(), interception if observed else nullcontext():
             logits = objective.logits(model, fresh(batch))
         sent, outputs = cotangents(logits), logits.detach()
         if interception.outside:  # their layouts do not hold here, and need not let a backward pass through
