@@ -40,6 +40,10 @@ class Scratch:
         flat = self.take(name, (tensor.numel(),), tensor)
         return flat.as_strided(tensor.shape, tensor.stride()) if dense else flat.view(tensor.shape)
 
+    def copied(self, name: str, row: Tensor) -> Tensor:
+        """A copy of (1, frames, ...), in the memory format it has."""
+        return self.take_like(f"copied {name}", row[0]).copy_(row[0])[None]
+
     def total(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A sum that starts at zero with each `begin` and is then added to; in float32 for half precision."""
         total = self.take(f"total {name}", shape, wide(like.new_empty(0)))
