@@ -15,12 +15,14 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.fuzz.run import ROOT, START, Watched, case_file, say, watch
 
+ENGINE = "engine"  # what runs; before it, torch alone
 SHRINKING = 8.0  # seconds to make one failure smaller; less than a watched process may be silent for
 
 
@@ -40,7 +42,7 @@ def work(options: argparse.Namespace) -> None:
         program, file = compose(options.seed, number), case_file(Path(options.folder), number)
         file.write_text(trial.kept(program, trial.Outcome("the process ended")))
         say({"begin": number})
-        outcome = trial.run(program.source())
+        outcome = trial.run(program.source(), on_engine=partial(say, {"begin": number, "target": ENGINE}))
         if outcome.failed:
             program, outcome = trial.minimised(program, outcome, SHRINKING)
             file.write_text(trial.kept(program, outcome))
@@ -59,7 +61,9 @@ class Worker(Watched):
         command += ["--step", str(self.step), "--count", str(self.options.count), "--seed", str(self.options.seed)]
         command += ["--until", str(self.options.until)]
         with self.folder.with_suffix(".stderr").open("w") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}
+            )
         self.heard, self.begun, self.deadline = b"", {}, time.monotonic() + START
 
     @property
@@ -78,6 +82,9 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
     def note(self, message: dict[str, Any], file: Path) -> None:
+        if "failed" not in message and message["target"] != ENGINE:  # torch 2.13 has such faults
+            message = {**message, "outcome": f"torch alone: {message['outcome']}", "failed": False}
+            file.unlink()
         self.counts[message["outcome"]] += 1
         if message["outcome"] == "refused":
             self.refusals[message["text"], any("COUPLED" in part for part in message["parts"])] += 1

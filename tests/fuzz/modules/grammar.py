@@ -214,7 +214,7 @@ class Composer:
             if form == "image" and self.random.random() < 0.15:
                 nodes.append(Node("patches", "", "x = x.flatten(2).transpose(1, 2)", keeps=False))
                 form, masked = "sequence", False
-        if self.random.random() < 0.12:
+        if self.random.random() < 0.06:
             nodes.insert(self.random.randrange(1, len(nodes) + 1), self.coupled())
         return Program(seed, inputs, tuple(nodes), self.tail(form, masked, inputs))
 

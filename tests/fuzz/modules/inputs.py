@@ -166,7 +166,8 @@ def random_inputs(random: Random, width: int) -> Inputs:
     opening, mask = random.choice(list(openings)), random.choice(list(MASKS))
     samples, per_token = random.randint(4, 12), form in ("sequence", "tokens") and random.random() < 0.3
     losses = TOKEN_LOSSES if per_token else SAMPLE_LOSSES
-    usual = next(iter(losses))
+    coupled = random.random() < 0.04
+    others = [name for name in losses if coupled == name.startswith("COUPLED")]
     return Inputs(
         form=form,
         width=width,
@@ -176,7 +177,7 @@ def random_inputs(random: Random, width: int) -> Inputs:
         classes=random.randint(2, 4),
         opening=(opening, openings[opening].replace("«4|9»", random.choice("49"))),
         mask=(mask, MASKS[mask]),
-        loss=usual if random.random() < 0.6 else random.choice(list(losses)),
+        loss=others[0] if random.random() < 0.6 and not coupled else random.choice(others),
         per_token=per_token,
         batches=random_batches(random, samples),
         trimmed=form in ("sequence", "tokens") and random.random() < 0.3,

@@ -38,7 +38,7 @@ LAST_DIMENSION: dict[str, Leaf] = {
     "bare twice": (VECTOR_OF_D, "x = «x * self.$m + self.$m|torch.tanh(x + self.$m) * self.$m»"),
     "addcmul": (VECTOR_OF_D, "x = torch.addcmul(x, x, self.$m)"),
     "in place by a parameter": (VECTOR_OF_D, "x = x * 1.0\n«x.mul_(self.$m)|x += self.$m|x.add_(self.$m)|x *= self.$m|x[..., 1:] *= self.$m[1:]»"),
-    "written in part": ("self.$m = nn.Linear($D // 2, $D // 2)", "x = x.clone()\n«x[..., : $D // 2] = self.$m(x[..., $D // 2 :])|x[..., ::2] += self.$m(x[..., ::2].clone())|x.narrow(-1, 0, $D // 2).copy_(self.$m(x.narrow(-1, $D // 2, $D // 2)))»"),
+    "written in part": ("self.$m = nn.Linear($D // 2, $D // 2)", "before, x = x, x.clone()\n«x[..., : $D // 2] = self.$m(before[..., $D // 2 :])|x[..., ::2] += self.$m(before[..., ::2])|x.narrow(-1, 0, $D // 2).copy_(self.$m(before.narrow(-1, $D // 2, $D // 2)))»"),
     "folded halves": ("self.$m = nn.Linear($D // 2, $D // 2)", "x = self.$m(x.reshape(«*x.shape[:-1], 2, $D // 2|-1, $D // 2»)).reshape(x.shape)"),
     "halves apart": ("self.$m = nn.Linear($D // 2, $D // 2)", "x = torch.cat([self.$m(part) for part in x.«chunk(2, -1)|split($D // 2, -1)»], -1)"),
     "one half": ("self.$m = nn.Linear($D // 2, $D // 2)", "x = torch.cat([x[..., : $D // 2], self.$m(x[..., $D // 2 :])], -1)"),

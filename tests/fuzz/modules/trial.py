@@ -7,6 +7,7 @@ import re
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,19 +35,22 @@ class Outcome:
         return self.word not in (EQUAL, REFUSED, INVALID)
 
 
-def run(source: str) -> Outcome:
-    """The outcome of a program's text."""
+def run(source: str, on_engine: Callable[[], None] = lambda: None) -> Outcome:
+    """The outcome of a program's text; `on_engine` is called when torch alone is done and the engine begins."""
     try:
         space: dict[str, Any] = {"__name__": "program"}
         exec(compile(source, "program", "exec"), space)
         with warnings.catch_warnings(record=True) as usual:
             warnings.simplefilter("always")
             torch.manual_seed(1)
-            reference = {kind: definition.defined(space["prepared"](), space["batches"](), space["objective"], kind) for kind in space["kinds"]}
+            reference = {
+                kind: definition.defined(space["prepared"](), space["batches"](), space["objective"], kind) for kind in space["kinds"]
+            }
     except Exception:
         return Outcome(INVALID, traceback.format_exc(limit=-6))
     finite = all(bool(value.isfinite().all()) for totals in reference.values() for value in totals.values())
     refusals = []
+    on_engine()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for warning in usual:  # the model's own
@@ -61,6 +65,8 @@ def run(source: str) -> Outcome:
             except ExpungeError as error:
                 if len(str(error).splitlines()) != 1:
                     return Outcome("an error of several lines", str(error))
+                if re.search(r"raised \w+(Error|Exception)", str(error)) and _runs(space):
+                    return Outcome("blames what works", str(error))
                 refusals.append(str(error))
                 continue
             except Exception as error:
@@ -72,6 +78,17 @@ def run(source: str) -> Outcome:
             if off := definition.differences(squares, reference[kind]):
                 return Outcome(WRONG, f"{kind}: {off}")
     return Outcome(REFUSED, refusals[0]) if refusals else Outcome(EQUAL)
+
+
+def _runs(space: dict[str, Any]) -> bool:
+    """Whether the plain model and the loss take whole batches."""
+    model, objective = space["prepared"]().eval(), space["objective"]
+    try:
+        for batch in space["batches"]():
+            objective.losses(objective.outputs(model, batch), batch["labels"] if isinstance(batch, dict) else batch[-1]).sum().backward()
+    except Exception:
+        return False
+    return True
 
 
 def _state(model: torch.nn.Module) -> Any:
