@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from typing import Any
 from tests.fuzz.run import ROOT, START, Watched, case_file, say, watch
 
 ENGINE = "engine"  # what runs; before it, torch alone
+SIMILAR = 3  # failures that seem to have one cause are made smaller
 SHRINKING = 8.0  # seconds to make one failure smaller; less than a watched process may be silent for
 
 
@@ -36,6 +38,7 @@ def work(options: argparse.Namespace) -> None:
     from tests.fuzz.modules.grammar import compose
 
     torch.set_num_threads(1)
+    seen: Counter[str] = Counter()
     for number in range(options.first, options.count, options.step):
         if time.time() > options.until:
             return
@@ -44,11 +47,21 @@ def work(options: argparse.Namespace) -> None:
         say({"begin": number})
         outcome = trial.run(program.source(), on_engine=partial(say, {"begin": number, "target": ENGINE}))
         if outcome.failed:
-            program, outcome = trial.minimised(program, outcome, SHRINKING)
+            likely = cause(outcome.word, outcome.text, program.names())
+            seen[likely] += 1
+            if seen[likely] <= SIMILAR or likely == outcome.word:
+                program, outcome = trial.minimised(program, outcome, SHRINKING)
             file.write_text(trial.kept(program, outcome))
         else:
             file.unlink()
         say({"end": number, "outcome": outcome.word, "text": outcome.text, "failed": outcome.failed, "parts": program.names()})
+
+
+def cause(word: str, text: str, parts: list[str]) -> str:
+    """What failures have in common that are likely one: the coupling, or the message without its numbers; else the word alone."""
+    if coupled := [part for part in parts if "COUPLED" in part]:
+        return f"{word}: {', '.join(coupled)}"
+    return word if word == "wrong" else f"{word}: {re.sub(r'[0-9]+', '', text.strip().splitlines()[-1])[:120]}"
 
 
 # --- in the process that watches
@@ -80,6 +93,7 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     refusals: Counter[tuple[str, bool]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    causes: Counter[str] = field(default_factory=Counter)
 
     def note(self, message: dict[str, Any], file: Path) -> None:
         if "failed" not in message and message["target"] != ENGINE:  # torch 2.13 has such faults
@@ -93,14 +107,17 @@ class Report:
             path = self.keep / f"model-{self.seed}-{message['end']}.py"
             path.write_text(file.read_text())
             file.unlink()
-            parts = ", ".join(message.get("parts", ()))
-            self.failures.append(f"{path}: {message['outcome']} [{parts}]\n    {message['text'][-600:]}")
+            parts = message.get("parts", [])
+            self.causes[cause(message["outcome"], message["text"] or "?", parts)] += 1
+            self.failures.append(f"{path}: {message['outcome']} [{', '.join(parts)}]\n    {message['text'][-600:]}")
 
     def print(self, seconds: float) -> None:
         for (text, coupled), count in self.refusals.most_common():
             print(f"{count:5} refused{'' if coupled else ' though independent'}: {text}")
         for failure in self.failures:
             print(f"\n{failure}")
+        for text, count in self.causes.most_common():
+            print(f"{count:5} failures: {text}")
         total = self.counts.total()
         print(f"{total} models in {seconds:.0f} s: " + ", ".join(f"{count} {word}" for word, count in self.counts.most_common()))
         print(f"{len(self.failures)} failures")
