@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from tests.fuzz.modules import leaves
-from tests.fuzz.modules.convolutions import shrinking_convolution
+from tests.fuzz.modules.convolutions import resizing
 from tests.fuzz.modules.inputs import Inputs, random_inputs
 
-# What operations on each form of tensor may be, and how often those of the last dimension are among them.
+# The operations on each form of tensor; one of these groups is drawn, then one of it.
 FORMS = {
     "vector": (leaves.ON_VECTORS, leaves.LAST_DIMENSION),
     "sequence": (leaves.ON_SEQUENCES, leaves.LAST_DIMENSION),
@@ -223,7 +223,7 @@ class Composer:
             form = "sequence"
         for _ in range(self.random.choice((1, 2, 2, 3, 4))):
             if form == "image" and self.random.random() < 0.5:
-                made, used, side = shrinking_convolution(self.random, self.width, side, self.label())
+                made, used, side = resizing(self.random, self.width, side, self.label())
                 nodes.append(Node("convolution", made, used, keeps=False))
             nodes.append(self.node(form, masked))
             if form == "image" and self.random.random() < 0.15:

@@ -109,6 +109,8 @@ ON_SEQUENCES: dict[str, Leaf] = {
     "LSTM, packed": ("self.$m = nn.«LSTM|GRU»($D, $D, batch_first=True)", "packed = nn.utils.rnn.pack_padded_sequence(x, mask.sum(1), batch_first=True, enforce_sorted=False)\nx = nn.utils.rnn.pad_packed_sequence(self.$m(packed)[0], batch_first=True, total_length=x.shape[1])[0]"),
     "cell, unrolled": ("self.$m = nn.«GRUCell|RNNCell»($D, $D)", "state, states = torch.zeros_like(x[:, 0]), []\nfor t in range(x.shape[1]):\n    state = self.$m(x[:, t], state)\n    states.append(state)\nx = torch.stack(states, 1)"),
     "conv over time": ("self.$m = nn.Conv1d($D, $D, 3, padding=1, groups=«1|2|$D», padding_mode='«zeros|replicate»')", "x = self.$m(x.transpose(1, 2)).transpose(1, 2)"),
+    "strided conv over time": ("self.$m = nn.Conv1d($D, $D, «1|2|3», «1|2|3», «0|1|2», «1|2», «1|2|$D», «True|False», '«zeros|circular|replicate|reflect»')", "x = F.interpolate(self.$m(F.pad(x.transpose(1, 2), (0, 4))), size=x.shape[1]).transpose(1, 2)"),
+    "transposed conv over time": ("self.$m = nn.ConvTranspose1d($D, $D, 3, «1|2», groups=«1|2»)", "x = self.$m(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)"),
     "causal conv": ("self.$m = nn.Conv1d($D, $D, 2, dilation=«1|2»)", "x = self.$m(F.pad(x.transpose(1, 2), (self.$m.dilation[0], 0))).transpose(1, 2)"),
     "batch norm over time": ("self.$m = nn.BatchNorm1d($D)", "x = «self.$m(x.transpose(1, 2)).transpose(1, 2)|self.$m(x.reshape(-1, $D)).view(x.shape)»"),
     "mask times": ("", "x = «x * mask[..., None]|x.masked_fill(~mask[..., None], 0)|torch.where(mask[..., None], x, 0.0)»"),
@@ -153,6 +155,7 @@ ON_IMAGES: dict[str, Leaf] = {
     "unfolded": ("self.$m = nn.Parameter(torch.randn($D, 9 * $D) / 5)", "n, _, h, w = x.shape\nx = (self.$m @ F.unfold(x, 3, padding=1)).view(n, $D, h, w)"),
     "pooled and back": ("", "x = F.interpolate(F.«max_pool2d|avg_pool2d»(x, 2, ceil_mode=True), size=x.shape[2:], mode='«nearest|bilinear»')"),
     "frames of images": ("self.$m = nn.Conv2d($D // 2, $D // 2, 3, padding=1)", "x = self.$m(x.reshape(len(x) * 2, $D // 2, *x.shape[2:])).view(x.shape)"),
+    "3-D conv": ("self.$m = nn.Conv3d(1, «1|2», 3, padding=«1|(1, 1, 1)|'same'»)", "x = self.$m(x[:, None]).mean(1)"),
     "dense": ("self.$m = nn.Conv2d(2 * $D, $D, 3, padding=1)", "x = self.$m(torch.cat([x, x.roll(1, 1)], 1))"),
 }  # fmt: skip
 
