@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -151,7 +152,8 @@ def main(given: list[str] | None = None) -> int:
     started, report = time.perf_counter(), Report(Path(options.keep), options.seed)
     with TemporaryDirectory(prefix="expunge-fuzz-") as folder:
         workers = [Worker(options, first + job, step, Path(folder) / str(job)) for job in range(options.jobs)]
-        watch(workers, report)
+        with suppress(KeyboardInterrupt):  # what was found so far is told
+            watch(workers, report)
     report.print(time.perf_counter() - started)
     return 1 if report.failures else 0
 

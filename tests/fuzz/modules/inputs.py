@@ -96,7 +96,7 @@ class Inputs:
             if before or after:
                 yield replace(self, batches=(*before, *after))
             for row in reversed(rows):
-                if len(rows) > 1:
+                if len(rows) > 2:  # one sample alone cannot depend on others
                     yield replace(self, batches=(*before, tuple(other for other in rows if other != row), *after))
 
     def source(self) -> str:

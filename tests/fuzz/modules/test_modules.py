@@ -150,7 +150,7 @@ def test_a_failure_becomes_small_and_its_file_runs_alone(monkeypatch, tmp_path):
     programs = (grammar.compose(0, number) for number in range(100))
     program = next(program for program in programs if program.inputs.form == "tokens" and trial.run(program.source()).word == trial.WRONG)
     program, outcome = trial.minimised(program, trial.run(program.source()))
-    assert [node.name for node in program.nodes] == ["table"] and program.inputs.batches in [((row,),) for row in range(12)]
+    assert [node.name for node in program.nodes] == ["table"] and sum(map(len, program.inputs.batches)) <= 2
     file = tmp_path / "kept.py"
     file.write_text(trial.kept(program, outcome))
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(expunge.__file__))}

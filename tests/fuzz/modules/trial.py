@@ -55,6 +55,7 @@ def run(source: str, on_engine: Callable[[], None] = lambda: None) -> Outcome:
         warnings.simplefilter("error")
         for warning in usual:  # the model's own
             warnings.filterwarnings("ignore", message=re.escape(str(warning.message)))
+        warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors")  # of encoders without gradients; once in a process
         for kind in OWN_WARNINGS:
             warnings.simplefilter("ignore", kind)
         for kind in space["kinds"]:
