@@ -32,6 +32,11 @@ HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, sin
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
 
 
+def waiting_at_most(samples: int) -> int:
+    """How many drawn samples of batches of this size share a plain pass."""
+    return max(1, min(HELD, samples // 8))
+
+
 class Revised(Exception):
     """The plan does not hold for these parameters: it must be changed, and whatever was added up by it is void."""
 
@@ -137,7 +142,7 @@ class Confirmation:
         if self._waiting and not self._waiting[0].joins(kept):
             self.settle(plan)
         self._waiting.append(kept)
-        limit = max(1, min(HELD, samples // 8))
+        limit = waiting_at_most(samples)
         if self._drawn < FIRST // 2 or self.irregular or sum(map(len, self._waiting)) >= limit:
             self.settle(plan)
         self._drawn += len(kept)

@@ -20,7 +20,7 @@ from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.scratch import Scratch
-from expunge.fisher.confirming import Confirmation, Kept, Revised, samples_with_gradient
+from expunge.fisher.confirming import Confirmation, Kept, Revised, samples_with_gradient, waiting_at_most
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
@@ -152,6 +152,7 @@ class _Samplewise(_Totals):
         self.confirmation = Confirmation(model, parameters, objective, self.seed)
         self.plan: Plan | None = None
         self.revised = False  # once already
+        self.scratch = Scratch()  # of the step
         self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
         self.fitting: int | None = None  # how many samples fit into memory; known once more were tried
@@ -262,14 +263,17 @@ class _Samplewise(_Totals):
                 plan.revise(set(plan.batched))
         if plan.looped:
             squares |= looped(self.model, plan.looped, batch, result.cotangents, self.objective)
+        if result.parts and not rows.is_cuda:
+            entries = sum(part.inputs.numel() + part.slopes.numel() for part in result.parts) // len(rows)
+            self.scratch.reserve(result.parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
         self.confirmation.add(_kept(batch, rows, result, slot), plan, batch_size(batch))
         return squares
 
     def by(self, plan: Plan) -> Step:
         """A pass by the closed forms of this plan. It has no reference to this object, so that there is no cycle and its memory is freed
         at once."""
-        pick = float(self.confirmation.generator.random())
-        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, Scratch(), pick)
+        pick, self.scratch = float(self.confirmation.generator.random()), Scratch()
+        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, self.scratch, pick)
 
 
 def _pass(

@@ -49,7 +49,7 @@ class Use:
         if self.drawn is not None and self.drawn.takes(self.weight, self.bias):
             a, g = (self.layout.drawn(tensor, self.samples, self.drawn.rows) for tensor in (inputs, slopes))
             if inputs.device.type == "cpu" and len(self.drawn.rows) == 1:  # small pieces of fresh memory would slow down the whole pass
-                a, g = (self.scratch.copied(f"{self.drawn.slot} {self.weight} {self.bias} {n}", part) for n, part in enumerate((a, g)))
+                a, g = self.scratch.copied(self.drawn.slot, a), self.scratch.copied(self.drawn.slot, g)
             self.drawn.parts.append(Part(self.weight, self.bias, gradients, a, g))
 
     def add_bias(self, gradient: Tensor, channel: int) -> None:

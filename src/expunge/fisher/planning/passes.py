@@ -51,7 +51,7 @@ def closed_forms(
     try:
         for name, parameter in parameters.items() if observed else ():  # without one the model runs as it is
             parameter.requires_grad_(name in layouts or name in idle)
-        scratch.begin()
+        scratch.begin(0 if drawn is None else drawn.slot)
         interception = Interception(names, layouts, batch_size(batch), scratch, drawn=drawn)
         with torch.enable_grad(), interception if observed else nullcontext():
             logits = objective.logits(model, fresh(batch))
