@@ -36,6 +36,7 @@ from expunge.validate import check_choice, check_whole
 
 # Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.
 Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int]], Pass]
+CONFIRMED_ON = ("cpu",)  # elsewhere the survey of the first batch decides alone, as long as the checks have not been run there
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
@@ -150,6 +151,7 @@ class _Samplewise(_Totals):
         self.draws, self.seed = draws if kind == "sampled" else 0, int(seed)
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirmation = Confirmation(model, parameters, objective, self.seed)
+        self.confirms = device_of(model).type in CONFIRMED_ON
         self.plan: Plan | None = None
         self.revised = False  # once already
         self.scratch = Scratch()  # of the step
@@ -197,10 +199,13 @@ class _Samplewise(_Totals):
         if samples == 1:  # one sample is its own definition
             before = self.confirmation.moving()
             result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))
-            self.confirmation.steady(batch, before)
+            if self.confirms:
+                self.confirmation.steady(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)
+        if not self.confirms:
+            return self.planned(batch, noise, [])
         squares = self.planned(batch, noise, self.confirmation.draw(samples))
         untold = [name for name in squares if name not in self.confirmation.confirmed and name not in self.plan.looped]
         if untold and (active := [name for name in untold if bool(squares[name].any())]):
@@ -247,10 +252,11 @@ class _Samplewise(_Totals):
             plan.revise(result.unexpected)
             self.step = None
             return self.planned(batch, noise, drawn)
-        if result.reads and not self.confirmation.irregular:
+        if self.confirms and result.reads and not self.confirmation.irregular:
             self.confirmation.irregular = True
             return self.planned(batch, noise, self.confirmation.draw(batch_size(batch)))
-        self.confirmation.steady(batch, before)
+        if self.confirms:
+            self.confirmation.steady(batch, before)
         squares = dict(result.squares)
         if plan.batched:
             try:
@@ -266,7 +272,8 @@ class _Samplewise(_Totals):
         if result.parts and not rows.is_cuda:
             entries = sum(part.inputs.numel() + part.slopes.numel() for part in result.parts) // len(rows)
             self.scratch.reserve(result.parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
-        self.confirmation.add(_kept(batch, rows, result, slot), plan, batch_size(batch))
+        if self.confirms:
+            self.confirmation.add(_kept(batch, rows, result, slot), plan, batch_size(batch))
         return squares
 
     def by(self, plan: Plan) -> Step:
