@@ -329,3 +329,18 @@ def test_sums_of_different_losses_do_not_add_up(tmp_path):
     old = replace(plain, objective="")  # as earlier versions have saved them
     assert FisherSums.load(old.save(tmp_path / "old.safetensors")).objective == ""
     assert (old + different[1]).objective == (different[1] + old).objective == different[1].objective
+
+
+def test_a_loss_that_notes_its_calls_is_one_loss():
+    calls, count = [], 0
+
+    def losses(logits, targets):
+        nonlocal count
+        count += 1
+        calls.append(len(targets))
+        return torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+
+    objective = Objective(losses=losses, classes=True)
+    model, batches = nn.Linear(3, 2), [(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]))]
+    first, second = (diagonal(model, batches, objective=objective) for _ in range(2))
+    assert calls and count and (first + second).count == 8

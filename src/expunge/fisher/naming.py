@@ -20,13 +20,24 @@ SHORT = 12  # hexadecimal digits
 def objective_name(objective: Objective, kind: str = "empirical") -> str:
     """The loss, its settings, and the functions that give outputs and targets where these are the caller's own.
 
-    A kind that takes the model's own distribution does not ask the loss.
+    A kind that takes the model's own distribution does not ask the loss. An objective keeps the name that it had at first: what a function
+    counts or notes from call to call makes no other loss of it.
     """
+    try:
+        return _known(objective, kind)
+    except TypeError:  # functions without a hash
+        return _first(objective, kind)
+
+
+def _first(objective: Objective, kind: str) -> str:
     losses = _name(objective.losses) if objective.losses is not cross_entropy else "cross_entropy"
     parts = [losses] if kind in ("empirical", "absolute", "loss-batch") else ["own distribution"]
     own: dict[str, Any] = {"outputs": (objective.outputs, model_outputs), "targets": (objective.targets, batch_targets)}
     parts += [f"{argument}={_name(function)}" for argument, (function, default) in own.items() if function is not default]
     return ", ".join(parts)
+
+
+_known = functools.lru_cache(maxsize=4)(_first)  # few, since it holds on to what the functions refer to
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -66,7 +77,7 @@ def _value(value: Any) -> str:
         digest = hashlib.sha256(str((value.dtype, tuple(value.shape))).encode())
         add_bytes(digest, value)
         return digest.hexdigest()[:SHORT]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     return _name(value) if callable(value) and not isinstance(value, type) else type(value).__qualname__
 
