@@ -86,7 +86,7 @@ def left(rungs: Sequence[Rung], tried: Rung, verdict: Verdict) -> list[Rung]:
 
 
 def _classes(situation: Situation) -> list[Rung]:
-    first = "fresh weights by Fisher information: in trials it left as little as retraining"
+    first = "fresh weights by Fisher information: in trials it left about as little as retraining"
     third = "fresh weights in the last third of the depth: in trials it kept most accuracy"
     by_fisher = Rung(
         "ResetAndDistil(ByFisher(0.6))",
