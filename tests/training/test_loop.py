@@ -312,3 +312,14 @@ def test_bfloat16_computes_low_and_keeps_the_weights_as_they_are():
     train_together([Training(model, data(), tuning, note_loss=lambda epoch, loss: noted.append(loss))])
     assert {*seen} == {torch.bfloat16} and {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert noted[-1] < 0.8 * noted[0]
+
+
+def test_weight_decay_of_sparse_gradients_is_refused() -> None:
+    """torch's own error comes from its optimizer, and names neither."""
+    model = nn.Sequential(nn.EmbeddingBag(5, 3, sparse=True))
+    words = TensorDataset(torch.arange(12).view(6, 2) % 5, torch.arange(6) % 3)
+    with pytest.raises(InputError, match=r"tuning: weight_decay must be 0 .* of 0 .*; found 0.1"):
+        train(model, words, Tuning(Constant(0.1, 1), weight_decay=0.1))
+    before = model[0].weight.detach().clone()
+    train(model, words, Tuning(Constant(0.1, 1), weight_decay=0.0))
+    assert not torch.equal(before, model[0].weight)

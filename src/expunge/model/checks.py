@@ -134,3 +134,9 @@ def _first_bad(tensor: Tensor, infinite: bool) -> float | None:
         return None
     bad = torch.isnan(tensor) if infinite else ~torch.isfinite(tensor)
     return float(tensor.detach()[bad][0]) if bad.any() else None
+
+
+def sparse_tables(model: nn.Module) -> list[str]:
+    """The embeddings whose gradients are sparse tensors, by name."""
+    tables = [(name, module) for name, module in model.named_modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+    return [name or "the model" for name, module in tables if module.sparse and module.weight.requires_grad]

@@ -85,7 +85,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for place, named in buffers:
-            place.update(named)
+            for name, tensor in named.items():  # one by one: a TorchScript module's buffers are no dictionary
+                place[name] = tensor
         with torch.no_grad():
             for tensor, version, copy in copies:
                 if tensor._version != version:

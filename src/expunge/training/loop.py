@@ -20,7 +20,7 @@ from expunge.data.calling import RAW, not_about_inputs, unusable
 from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError, naming
-from expunge.model.checks import check_finite, check_module, finite_tensors, screened
+from expunge.model.checks import check_finite, check_module, finite_tensors, screened, sparse_tables
 from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
@@ -144,6 +144,9 @@ def steps(
     if tuning.distillation is not None:
         rule = "distillation is for methods that fine-tune on the remain data, in `unlearn`; leave it None here"
         raise InputError("tuning", rule, tuning.distillation)
+    if tuning.optimizer is None and tuning.weight_decay and (tables := sparse_tables(model)):
+        rule = f"weight_decay must be 0 where gradients are sparse, as those of {tables[0]} (Embedding(sparse=True))"
+        raise InputError("tuning", rule, tuning.weight_decay)
     plan = [phases(epoch) for epoch in range(tuning.schedule.epochs)]
     with ExitStack() as stack:
         stack.enter_context(seeded(tuning.seed, device_of(model)))
