@@ -10,6 +10,7 @@ from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.engine import undisturbed
+from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.survey import Plan, survey_without_closed_forms
 from expunge.fisher.samples import Squares, batched, fresh, looped
 from expunge.fisher.sums import FisherSums
@@ -41,7 +42,7 @@ def absolute(model: nn.Module, batches: Data, objective: Objective = Objective()
     for name, total in sums.items():
         if not torch.isfinite(total).all():
             raise ModelError(f"the gradients of {name} must be finite; found NaN or infinity")
-    return FisherSums(sums, count, "absolute", digest)
+    return FisherSums(sums, count, "absolute", digest, objective_name(objective, "absolute"))
 
 
 def _sizes(model: nn.Module, plan: Plan, batch: Batch, objective: Objective) -> Squares:
