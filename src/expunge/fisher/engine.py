@@ -20,7 +20,8 @@ from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.scratch import Scratch
-from expunge.fisher.confirming import Confirmation, Kept, Revised, samples_with_gradient, waiting_at_most
+from expunge.fisher.comparing import Kept
+from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
@@ -237,7 +238,7 @@ class _Samplewise(_Totals):
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
         rows, before = torch.tensor(drawn, dtype=torch.int64, device=noise.device), self.confirmation.moving()
-        turn, slot = self.confirmation.turn(rows.is_cuda), 0 if rows.is_cuda else self.confirmation.slot
+        turn, slot = self.confirmation.turn(len(noise), rows.is_cuda), 0 if rows.is_cuda else self.confirmation.slot
         try:
             result = self.step((batch, noise, rows, turn, slot))
         except Exception as error:
@@ -273,7 +274,7 @@ class _Samplewise(_Totals):
             entries = sum(part.inputs.numel() + part.slopes.numel() for part in result.parts) // len(rows)
             self.scratch.reserve(result.parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
         if self.confirms:
-            self.confirmation.add(_kept(batch, rows, result, slot), plan, batch_size(batch))
+            self.confirmation.add(_kept(batch, rows, result, slot, turn), plan, batch_size(batch))
         return squares
 
     def by(self, plan: Plan) -> Step:
@@ -311,15 +312,14 @@ def _pass(
     return result
 
 
-def _kept(batch: Batch, rows: Tensor, result: Pass, slot: int) -> Kept:
+def _kept(batch: Batch, rows: Tensor, result: Pass, slot: int, turn: int | None) -> Kept:
     """What a pass has kept of its drawn samples, in memory of their own: a CUDA graph writes to the same places again."""
     assert result.alone is not None
     alone, parts = result.alone, result.parts
     if rows.is_cuda:
         alone, parts = alone.clone(), [part._replace(inputs=part.inputs.clone(), slopes=part.slopes.clone()) for part in parts]
-    return Kept(
-        batch, rows, take(batch, rows), result.logits[rows], result.cotangents[result.number][rows], alone, parts, result.passed, slot
-    )
+    logits, cotangents = result.logits[rows], result.cotangents[result.number][rows]
+    return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, turn)
 
 
 def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:
