@@ -125,13 +125,15 @@ class Confirmation:
             half = 1 + len(waiting[0]) // 2 if batch_size(waiting[0].batch) <= FIRST else 1
             edges = sorted({0, 1, half, len(waiting[0])})
             groups = [[waiting[0].cut(slice(*ends))] for ends in itertools.pairwise(edges)]
-        for group in groups:
-            self._compare(group, plan)
+        for number, group in enumerate(groups):
+            self._compare(group, plan, again=number > 0)
 
-    def _compare(self, group: list[Kept], plan: Plan) -> None:
+    def _compare(self, group: list[Kept], plan: Plan, again: bool) -> None:
+        """`again`: other samples of this batch were just compared, so that a cheaper form of the plain pass will do where there is one."""
         weights = torch.from_numpy(self.generator.normal(size=sum(map(len, group)))).to(group[0].logits.device)
         comparison = Comparison(group, plan, weights)
-        found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated)
+        form = self.doubts.unflipped(comparison.samples) if again else None
+        found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated, form)
         self.confirmed |= found.shown
         if not found:
             return

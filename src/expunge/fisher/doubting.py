@@ -54,6 +54,10 @@ class Doubts:
         except Exception:  # a model that cannot be copied, or cannot run in another format or in float64
             return False
 
+    def unflipped(self, samples: Batch) -> Batch | None:
+        """The samples in the memory format in which a plain pass rounds as the planned one does, once a doubt was settled so."""
+        return in_channels_last(samples) if self._formats_agree else None
+
     def _alike_in_its_format(self, comparison: Comparison, found: Differences, tolerated: Tolerated) -> bool:
         samples = in_channels_last(comparison.samples)
         if samples is None or self._formats_agree is False:
