@@ -10,19 +10,18 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from expunge.data.batches import batch_size, take
+from expunge.data.batches import batch_size, device_of, take
 from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
-from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.drawn import TURNS
-from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, check_alone
+from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed, check_alone
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
 from expunge.fisher.samples import fresh, gradients, relative_errors
 from expunge.runtime.modes import Generators
 
 SHARE = 64  # of this many samples one is drawn; at least one of every batch
-FIRST = 16  # samples of a call that are all drawn, since the plan is young; a quarter of it where batches are larger
+FIRST = 16  # samples of a call that are all drawn, since the plan is young; an eighth of it where batches are larger
 IRREGULAR = 8  # of every batch of a model that may choose rows by content
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
@@ -58,10 +57,12 @@ class Confirmation:
         self.clearances = 0  # how often rounding alone gave the alarm
         self._drawn, self._steady, self._turn = 0, False, 0
         self._buffers = [module._buffers for module in model.modules() if module._buffers]
+        self._device = device_of(model)
+        self._on_cuda = self._device.type == "cuda"
         self._waiting: list[Kept] = []
 
     def moving(self) -> _Moving:
-        return _Moving.now(self._buffers)
+        return _Moving.now(self._buffers, self._device)
 
     def begin(self) -> None:
         """Start again, on the same data."""
@@ -71,21 +72,23 @@ class Confirmation:
 
     def steady(self, batch: Batch, before: _Moving) -> None:
         """Raise ModelError where the output changes from call to call; looked into where random numbers were drawn or buffers moved."""
-        now = _Moving.now(self._buffers)
-        random = not now.generators.same_as(before.generators)
+        now = self.moving()
+        random = not now.generators.same_as(before.generators) or now.on_device != before.on_device
         if not random and (self._steady or now.buffers == before.buffers):
             return
         with torch.no_grad():
             first, *others = (self.objective.logits(self.model, fresh(batch)) for _ in range(2 if self._steady else CALLS))
         self._steady = True
+        noise = max(NOISE.get(first.dtype, tolerance(first)), allowed(first) / 100 if first.is_cuda else 0.0)  # sums in any order
         if any(other.shape != first.shape for other in others) or any(
-            not error < NOISE.get(first.dtype, tolerance(first)) for error in relative_errors([(other, first) for other in others])
+            not error < noise for error in relative_errors([(other, first) for other in others])
         ):
             raise ModelError(COUPLED)
 
     def draw(self, samples: int) -> list[int]:
         """The numbers of the samples of a batch to be kept."""
-        young = (FIRST if samples <= FIRST else FIRST // 4) - self._drawn
+        drawn = 0 if self._on_cuda and samples > FIRST else self._drawn  # as many every time: a CUDA graph is for one number
+        young = (FIRST if samples <= FIRST else FIRST // 8) - drawn
         count = max(1, samples // SHARE, min(samples, young), min(samples, IRREGULAR) if self.irregular else 0)
         return [int(row) for row in self.generator.choice(samples, count, replace=False)]
 
@@ -95,13 +98,13 @@ class Confirmation:
         used = {kept.slot for kept in self._waiting}
         return next(number for number in itertools.count() if number not in used)
 
-    def turn(self, samples: int, on_cuda: bool) -> int | None:
+    def turn(self, samples: int) -> int | None:
         """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
-        whole = self._young(samples) or on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
+        whole = self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
         return None if whole else self._turn
 
     def _young(self, samples: int) -> bool:
-        return self._drawn < (FIRST // 2 if samples <= FIRST else FIRST // 4)
+        return self._drawn < (FIRST // 2 if samples <= FIRST else FIRST // 8)
 
     def add(self, kept: Kept, plan: Plan, samples: int) -> None:
         """Take over what a planned pass kept of its drawn samples; now and then the plain pass is made."""
@@ -157,19 +160,15 @@ class Confirmation:
 
     def tolerated(self, tensor: Tensor) -> float:
         """Beyond it a difference is looked into in float64; each false alarm makes the next less likely."""
-        largest = tolerance(tensor)
-        if tensor.dtype == torch.float64:
-            return largest
-        if tensor.is_cuda and (tf32.in_matmuls() or tf32.in_convolutions()):
-            return 0.15
-        return min(largest, largest / 10 * 4**self.clearances)
+        largest = allowed(tensor)
+        return largest if tensor.dtype == torch.float64 else min(largest, largest / 10 * 4**self.clearances)
 
     def _explain(self, kept: Kept, plan: Plan) -> None:
         """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
         with torch.enable_grad():  # torch has other ways without
             together = self.objective.logits(self.model, fresh(kept.batch))[kept.rows]
             again = torch.cat([self.objective.logits(self.model, fresh(take(kept.samples, slice(i, i + 1)))) for i in range(len(kept))])
-        if together.shape != again.shape or not relative_errors([(together, again)])[0] < tolerance(together) / 10:
+        if together.shape != again.shape or not relative_errors([(together, again)])[0] < allowed(together) / 10:
             raise ModelError(COUPLED)
 
 
@@ -177,12 +176,14 @@ class _Moving(NamedTuple):
     """What a call of a model in eval mode should leave as it is: random numbers, and the buffers, by identity and version."""
 
     generators: Generators
+    on_device: bytes  # the state of the GPU's generator
     buffers: list[tuple[int, int]]
 
     @classmethod
-    def now(cls, places: Sequence[Mapping[str, Tensor | None]]) -> _Moving:
+    def now(cls, places: Sequence[Mapping[str, Tensor | None]], device: torch.device) -> _Moving:
         buffers = [(id(buffer), buffer._version) for place in places for buffer in place.values() if buffer is not None]
-        return cls(Generators.now(), buffers)
+        drawn = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
+        return cls(Generators.now(), drawn, buffers)
 
 
 def samples_with_gradient(

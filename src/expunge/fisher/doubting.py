@@ -22,7 +22,7 @@ from expunge.data.batches import device_of, take
 from expunge.data.objective import Batch, Objective
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.drawn import Part
-from expunge.fisher.comparing import Comparison, Differences, Kept, Tolerated, judged, keep, largest
+from expunge.fisher.comparing import Comparison, Differences, Kept, Tolerated, allowed, judged, keep, largest
 from expunge.fisher.planning.survey import Plan, random_like, tolerance
 from expunge.fisher.samples import fresh, gradients
 from expunge.model.copying import copied
@@ -121,7 +121,7 @@ def same_rows(part: Part, alone: Part) -> bool:
     if part.inputs.shape == part.slopes.shape and torch.equal(part.inputs, part.slopes):
         return False  # a gradient alone, as of lifted parameters, does not show whose it is
     inputs, slopes = alone.inputs.double(), alone.slopes.double()
-    near = largest(part.inputs - inputs) <= tolerance(part.slopes) / 10 * largest(inputs)
+    near = largest(part.inputs - inputs) <= allowed(part.slopes) / 10 * largest(inputs)
     return bool(near & ((part.slopes - slopes).norm() <= FLIPPED * slopes.norm()))
 
 

@@ -238,7 +238,7 @@ class _Samplewise(_Totals):
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
         rows, before = torch.tensor(drawn, dtype=torch.int64, device=noise.device), self.confirmation.moving()
-        turn, slot = self.confirmation.turn(len(noise), rows.is_cuda), 0 if rows.is_cuda else self.confirmation.slot
+        turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
         try:
             result = self.step((batch, noise, rows, turn, slot))
         except Exception as error:
