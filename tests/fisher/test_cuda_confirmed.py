@@ -115,7 +115,9 @@ def test_samples_that_depend_on_their_batch(model, first):
     torch.manual_seed(0)
     x = torch.randn(100, 5).double()
     x[:25] = x[:1] + 1e-9 * torch.randn(25, 5) if first == "copies" else 0
-    with pytest.raises((ModelError, InputError), match="changes with the rest of its batch, or from call to call|Expected more than 1 value"):
+    with pytest.raises(
+        (ModelError, InputError), match="changes with the rest of its batch, or from call to call|Expected more than 1 value"
+    ):
         squares(model(5, K).double(), split(x, on_cpu.labels(100), [25] * 4))
 
 

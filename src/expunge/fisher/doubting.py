@@ -12,7 +12,7 @@ by percents. No tolerance separates that from a row counted to another sample; t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -45,14 +45,13 @@ class Doubts:
 
     def rounding_alone(self, comparison: Comparison, group: Sequence[Kept], plan: Plan, found: Differences, tolerated: Tolerated) -> bool:
         """Whether rounding is shown to explain these differences, without the whole batch."""
-        if found.together or found.largest > FLIPPED:
+        if not self.possible or found.together or found.largest > FLIPPED:
             return False
-        try:
-            if self._alike_in_its_format(comparison, found, tolerated):
-                return True
-            return all(self._its_own(kept.cut(slice(row, row + 1)), plan, found) for kept in group for row in range(len(kept)))
-        except Exception:  # a model that cannot be copied, or cannot run in another format or in float64
-            return False
+        ways = (
+            lambda: self._alike_in_its_format(comparison, found, tolerated),
+            lambda: all(self._its_own(kept.cut(slice(row, row + 1)), plan, found) for kept in group for row in range(len(kept))),
+        )
+        return any(_shown(way) for way in ways)
 
     def unflipped(self, samples: Batch) -> Batch | None:
         """The samples in the memory format in which a plain pass rounds as the planned one does, once a doubt was settled so."""
@@ -112,6 +111,13 @@ class Doubts:
                 value.requires_grad_(name in self.parameters)
         named = dict(self._copy.named_parameters())
         return self._copy, {name: named[name] for name in self.parameters}
+
+
+def _shown(way: Callable[[], bool]) -> bool:
+    try:
+        return way()
+    except Exception:  # a model that cannot be copied, or cannot run in another format or in float64: nothing is shown
+        return False
 
 
 def same_rows(part: Part, alone: Part) -> bool:
