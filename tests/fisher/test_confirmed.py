@@ -265,6 +265,23 @@ def test_samples_that_depend_on_their_batch(model, first):
             diagonal(model(5, K).double(), list(zip(x.split(cuts), labels(12).split(cuts), strict=True)))
 
 
+class ByTheLargest(nn.Linear):
+    """Divided by the largest entry of the batch: only what is smaller than others' is another one alone."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        return out / out.detach().abs().max()
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_coupling_that_one_sample_alone_shows(place):
+    torch.manual_seed(0)
+    x = torch.full((5, 5), 3.0).double()
+    x[place] = torch.randn(5) / 10
+    with pytest.raises(ModelError, match="changes with the rest of its batch"):
+        diagonal(ByTheLargest(5, K).double(), [(x, labels(5))])
+
+
 class Drawing(nn.Linear):
     """Draws random numbers without a use for them, as skipped layers do that are skipped in train mode alone."""
 

@@ -125,7 +125,10 @@ class Confirmation:
         check_alone(waiting)
         groups = [waiting]
         if len(waiting) == 1 and len(waiting[0]) > 1:  # of one batch: one goes alone, as the definition has it, others in other company
-            half = 1 + len(waiting[0]) // 2 if batch_size(waiting[0].batch) <= FIRST else 1
+            few = batch_size(waiting[0].batch) <= FIRST
+            if few and self._drawn < FIRST:
+                self._check_logits_alone(waiting[0], plan)
+            half = 1 + len(waiting[0]) // 2 if few else 1
             edges = sorted({0, 1, half, len(waiting[0])})
             groups = [[waiting[0].cut(slice(*ends))] for ends in itertools.pairwise(edges)]
         for number, group in enumerate(groups):
@@ -163,12 +166,24 @@ class Confirmation:
         largest = allowed(tensor)
         return largest if tensor.dtype == torch.float64 else min(largest, largest / 10 * 4**self.clearances)
 
+    def _check_logits_alone(self, kept: Kept, plan: Plan) -> None:
+        """Raise, where a sample has other logits alone: a coupling through few samples (the largest, say) does not show in all company."""
+        alone = self._logits_alone(kept)
+        if alone.shape != kept.logits.shape or not relative_errors([(kept.logits, alone)])[0] < self.tolerated(alone):
+            self._explain(kept, plan)
+            raise Revised({*plan.layouts, *plan.batched, *plan.idle})
+
+    def _logits_alone(self, kept: Kept) -> Tensor:
+        with torch.enable_grad():  # torch has other ways without
+            rows = [take(kept.samples, slice(row, row + 1)) for row in range(len(kept))]
+            return torch.cat([self.objective.logits(self.model, fresh(row)).detach() for row in rows])
+
     def _explain(self, kept: Kept, plan: Plan) -> None:
         """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
-        with torch.enable_grad():  # torch has other ways without
+        alone = self._logits_alone(kept)
+        with torch.enable_grad():
             together = self.objective.logits(self.model, fresh(kept.batch))[kept.rows]
-            again = torch.cat([self.objective.logits(self.model, fresh(take(kept.samples, slice(i, i + 1)))) for i in range(len(kept))])
-        if together.shape != again.shape or not relative_errors([(together, again)])[0] < allowed(together) / 10:
+        if together.shape != alone.shape or not relative_errors([(together, alone)])[0] < allowed(together) / 10:
             raise ModelError(COUPLED)
 
 
