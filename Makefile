@@ -17,9 +17,10 @@ test-data: $(INSTALLED)
 	@test -n "$(EXPUNGE_DATA)" || { echo "make test-data needs the folder of the datasets: EXPUNGE_DATA=folder make test-data"; exit 2; }
 	EXPUNGE_DATA="$(EXPUNGE_DATA)" $(BIN)/python -m pytest tests/vision/datasets/test_real_files.py
 
-# Ten thousand damaged and forged files, a few minutes; those that end as none should are kept in fuzz-failures/.
+# Ten thousand damaged and forged files, a few minutes; then random models for ten minutes. Those that end as none should are kept in fuzz-failures/.
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
+	$(BIN)/python -m tests.fuzz.modules $(or $(FUZZ_MODULES),--seconds 600)
 
 # Every command is killed again and again, and must end with what an undisturbed run leaves; about a quarter of an hour.
 KILLS ?= 100

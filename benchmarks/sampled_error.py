@@ -27,37 +27,45 @@ from expunge.training.tuning import Tuning
 from expunge.vision.datasets.digits import CLASSES, digits
 
 SEEDS = 10
-Estimator = Callable[[Tensor, torch.Generator], Tensor]  # (probabilities, random numbers) -> what to send back from the logits
+Estimator = Callable[[Tensor, Tensor], Tensor]  # (probabilities, uniform numbers of the same shape) -> what to send back from the logits
 
 
-def plain(p: Tensor, generator: torch.Generator) -> Tensor:
-    label = torch.multinomial(p, 1, generator=generator)
-    return p.scatter_add(1, label, -torch.ones_like(p))
+def drawn_labels(chances: Tensor, noise: Tensor) -> Tensor:
+    edges = chances.cumsum(1)
+    return (edges < noise[:, :1] * edges[:, -1:]).sum(1, keepdim=True).clamp(max=chances.shape[1] - 1)
 
 
-def importance(p: Tensor, generator: torch.Generator) -> Tensor:
+def plain(p: Tensor, noise: Tensor) -> Tensor:
+    return p.scatter_add(1, drawn_labels(p, noise), -torch.ones_like(p))
+
+
+def importance(p: Tensor, noise: Tensor) -> Tensor:
     weights = (p * (1 - 2 * p + p.square().sum(1, keepdim=True))).clamp(min=0)
     q = weights / weights.sum(1, keepdim=True)
-    label = torch.multinomial(q, 1, generator=generator)
+    label = drawn_labels(q, noise)
     return (p / q).gather(1, label).sqrt() * p.scatter_add(1, label, -torch.ones_like(p))
 
 
-def signs(p: Tensor, generator: torch.Generator) -> Tensor:
-    v = torch.randint(0, 2, p.shape, generator=generator).to(p) * 2 - 1
+def signs(p: Tensor, noise: Tensor) -> Tensor:
+    v = torch.where(noise < 0.5, -1.0, 1.0).to(p)
     return p.sqrt() * v - p * (p.sqrt() * v).sum(1, keepdim=True)
 
 
 ESTIMATORS: dict[str, Estimator] = {"plain": plain, "importance": importance, "signs": signs}
 
 
-def estimate(model: nn.Module, data: object, estimator: Estimator, seed: int) -> dict[str, Tensor]:
-    """The engine's sums of squares with the estimator's cotangents: a loss whose slope at the logits is the cotangent."""
+def estimate(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]], estimator: Estimator, seed: int) -> dict[str, Tensor]:
+    """The engine's sums of squares with the estimator's cotangents: a loss whose slope at the logits is the cotangent.
+
+    The random numbers come as the targets: those of a sample are its own, whatever batch it is in.
+    """
     generator = torch.Generator().manual_seed(seed)
+    noisy = [(x, torch.rand(len(x), CLASSES, generator=generator, dtype=torch.float64)) for x, _ in data]
 
-    def losses(logits: Tensor, targets: Tensor) -> Tensor:
-        return (logits * estimator(logits.detach().softmax(1), generator)).sum(1)
+    def losses(logits: Tensor, noise: Tensor) -> Tensor:
+        return (logits * estimator(logits.detach().softmax(1), noise)).sum(1)
 
-    return fisher.diagonal(model, data, objective=Objective(losses=losses)).sums
+    return fisher.diagonal(model, noisy, objective=Objective(losses=losses, classes=False)).sums
 
 
 def relative_error(found: dict[str, Tensor], exact: dict[str, Tensor], names: Iterable[str] | None = None) -> float:

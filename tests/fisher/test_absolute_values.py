@@ -109,3 +109,35 @@ def test_gradients_that_are_not_finite_are_refused():
     data = TensorDataset(torch.full((4, 3), 1e30), torch.zeros(4))  # outputs that float32 holds, and gradients that it does not
     with pytest.raises(ModelError, match="the gradients of weight must be finite"):
         fisher.absolute(nn.Linear(3, 2), data, SIZES[2])
+
+
+class Mixed(nn.Module):
+    """torch.func mixes up the samples of gradients behind a PReLU, but not those of zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.slope, self.head = nn.Conv2d(6, 6, 3, padding=1), nn.PReLU(6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.head(self.slope(self.layer(x)).amax((2, 3)))
+
+
+@pytest.mark.parametrize("cuts", [[2, 2, 8], [12], [1] * 12])
+def test_zeros_at_first_show_nothing(cuts):
+    torch.manual_seed(0)
+    model, x, y = Mixed().double().eval(), torch.randn(12, 6, 4, 3).double(), torch.randint(0, 4, (12,))
+    x[:3] = 0
+    totals = fisher.absolute_values.absolute(model, list(zip(x.split(cuts), y.split(cuts), strict=True)), SIZES[2]).sums
+    assert reference.worst_error(totals, reference.absolute_gradients(model, x, 2)) <= 1e-10
+
+
+class Centred(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+def test_a_coupling_that_the_first_samples_hide_is_refused():
+    x = torch.randn(20, 5).double()
+    x[:10] = 0
+    with pytest.raises(ModelError, match="changes with the rest of its batch"):
+        fisher.absolute_values.absolute(Centred(5, 4).double(), [(part, torch.zeros(10).long()) for part in x.split(10)], SIZES[2])

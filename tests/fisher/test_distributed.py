@@ -81,4 +81,4 @@ def test_processes_with_different_weights_or_orders_are_refused_everywhere(tmp_p
     case(tmp_path)
     launched(tmp_path, "weights", "order")
     for name in ("weights-0", "weights-1", "order-0", "order-1"):
-        assert "different weights, kinds or parameters" in (tmp_path / f"refused-{name}").read_text()
+        assert "different weights, kinds, losses or parameters" in (tmp_path / f"refused-{name}").read_text()

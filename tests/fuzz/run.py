@@ -176,6 +176,10 @@ class Watched:
         return self.process.wait()
 
     @property
+    def done(self) -> bool:
+        return self.next >= self.options.cases
+
+    @property
     def errors(self) -> str:
         return self.folder.with_suffix(".stderr").read_text()[-2000:]
 
@@ -252,12 +256,12 @@ def _ended(worker: Watched, report: Report, hung: bool) -> bool:
     code = worker.stop()
     if worker.begun:
         how = f"nothing within {TIMEOUT:.0f} s" if hung else f"the process ended with {code}"
-        message = {"end": worker.begun["begin"], "target": worker.begun["target"], "outcome": how, "text": worker.errors}
+        message = {"end": worker.begun["begin"], "target": worker.begun.get("target"), "outcome": how, "text": worker.errors}
         report.note(message, case_file(worker.folder, message["end"]))
         worker.next = worker.begun["begin"] + worker.step
-    elif code not in (0, -9) or (hung and worker.next < worker.options.cases):
+    elif code not in (0, -9) or (hung and not worker.done):
         raise RuntimeError(f"a process could not read anything: {code}\n{worker.errors}")
-    return worker.next < worker.options.cases
+    return not worker.done
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:

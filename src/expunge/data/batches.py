@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from expunge.data.columns import as_dataset
 from expunge.data.indices import resolved, subset_rows
-from expunge.data.objective import Batch
+from expunge.data.objective import LABEL_KEYS, Batch
 from expunge.data.promises import Learned, delivered, listed, promised_batches, promised_samples, raise_if_broken_off
 from expunge.data.samplers import check_samplers
 from expunge.errors import InputError
 from expunge.runtime.nested import combine_tensors, leaves, map_tensors, tensors
 
 Data = Any  # a Dataset, a DataLoader, or an iterable of batches
+NESTED = (Mapping, tuple, list)
 FORMS = "must be a dataset, a data loader or an iterable of batches"
 
 
@@ -51,8 +53,24 @@ def batch_size(batch: Batch) -> int:
 
 
 def take(batch: Batch, rows: slice | Tensor) -> Batch:
-    """The samples of a batch at these rows."""
-    return map_tensors(batch, lambda tensor: tensor[rows])
+    """The samples of a batch at these rows. A list of plain values or an array with an entry per sample is cut, too."""
+    first = next(iter(tensors(batch)), None)
+    return _cut(batch, rows, len(first) if first is not None and first.dim() else 0)
+
+
+def _cut(part: Batch, rows: slice | Tensor, samples: int) -> Batch:
+    if isinstance(part, Tensor):
+        return part[rows]
+    if isinstance(part, numpy.ndarray) and part.ndim and len(part) == samples:
+        return part[rows if isinstance(rows, slice) else rows.cpu().numpy()]
+    if isinstance(part, list) and len(part) == samples and not any(isinstance(value, (Tensor, *NESTED)) for value in part):
+        return part[rows] if isinstance(rows, slice) else [part[row] for row in torch.arange(samples)[rows.cpu()].tolist()]
+    if isinstance(part, Mapping):
+        return {key: _cut(value, rows, samples) for key, value in part.items()}
+    if isinstance(part, (tuple, list)):
+        parts = [_cut(value, rows, samples) for value in part]
+        return type(part)(*parts) if hasattr(part, "_fields") else type(part)(parts)
+    return part
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -153,6 +171,10 @@ def _yields_samples(data: Any) -> bool:
     """A list holds samples where its first entry holds a number or an array without dimensions, such as a label; else batches."""
     if not isinstance(data, (list, tuple)):
         return True
+    if data and isinstance(data[0], Mapping):  # a batch may hold numbers beside a column of labels and samples of one dimension or more
+        labels = [data[0][key] for key in LABEL_KEYS if key in data[0]]
+        if tensors(labels[:1]) and labels[0].dim() and any(tensor.dim() > 1 for tensor in tensors(data[0])):
+            return False
     return len(data) > 0 and any(getattr(leaf, "ndim", 0) == 0 for leaf in leaves(data[0]))
 
 

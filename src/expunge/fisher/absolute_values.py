@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from expunge.data.batches import Data, as_batches, batch_size, device_of, to_device
+from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
-from expunge.fisher import kinds
+from expunge.fisher import engine, kinds
+from expunge.fisher.closed_forms.drawn import Drawn
+from expunge.fisher.comparing import Kept
+from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient
 from expunge.fisher.engine import undisturbed
+from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.survey import Plan, survey_without_closed_forms
 from expunge.fisher.samples import Squares, batched, fresh, looped
 from expunge.fisher.sums import FisherSums
@@ -27,32 +33,81 @@ def absolute(model: nn.Module, batches: Data, objective: Objective = Objective()
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not parameters:
         raise ModelError("model: has no parameter that requires a gradient, nothing can be changed")
-    sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
-    data, device, count, plan = as_batches(batches), device_of(model), 0, None
-    digest = weights_digest(model)
+    data, device, digest = as_batches(batches), device_of(model), weights_digest(model)
     with undisturbed(model, parameters):
-        for batch in track(iter(data), "absolute gradients", total=data.known, enabled=progress):
-            batch = to_device(batch, device)
-            if plan is None and batch_size(batch) > 1:
-                plan = survey_without_closed_forms(model, parameters, batch, objective)
-            for name, total in _sizes(model, plan or Plan(looped=list(parameters)), batch, objective).items():
-                sums[name].add_(total)
-            count += batch_size(batch)
-    for name, total in sums.items():
+        adder = _Adder(model, parameters, objective)
+        while True:
+            try:
+                for batch in track(iter(data), "absolute gradients", total=data.known, enabled=progress):
+                    adder.add(to_device(batch, device))
+                adder.finish()
+                break
+            except Revised as error:
+                adder.restart(error.names)
+    for name, total in adder.sums.items():
         if not torch.isfinite(total).all():
             raise ModelError(f"the gradients of {name} must be finite; found NaN or infinity")
-    return FisherSums(sums, count, "absolute", digest)
+    return FisherSums(adder.sums, adder.count, "absolute", digest, objective_name(objective, "absolute"))
 
 
-def _sizes(model: nn.Module, plan: Plan, batch: Batch, objective: Objective) -> Squares:
-    """Σ_n |∂ℓ_n/∂w| over a batch."""
-    with torch.no_grad():
-        logits: Tensor = objective.logits(model, fresh(batch))
-    if logits.shape[:1] != (batch_size(batch),):
-        raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
-    cotangents = kinds.empirical(objective)(logits, objective.targets(batch), logits)
-    sizes: Squares = {}
-    for way, names in ((batched, plan.batched), (looped, plan.looped)):
-        if names:
-            sizes |= way(model, names, batch, cotangents, objective, torch.abs)
-    return sizes
+class _Adder:
+    """Adds up batches; samples drawn from each are compared with plain passes, as in `fisher.diagonal`."""
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
+        self.model, self.parameters, self.objective = model, parameters, objective
+        self.sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
+        self.count, self.plan = 0, Plan(looped=list(parameters))
+        self.surveyed = False
+        self.confirms = device_of(model).type in engine.CONFIRMED_ON
+        self.confirmation = Confirmation(model, parameters, objective, seed=0)
+
+    def add(self, batch: Batch) -> None:
+        samples = batch_size(batch)
+        if samples > 1 and not self.surveyed:
+            self.plan, self.surveyed = survey_without_closed_forms(self.model, self.parameters, batch, self.objective), True
+        sizes = self.sizes(batch, self.confirmation.draw(samples) if self.confirms and samples > 1 else [])
+        untold = [name for name in self.plan.batched if name not in self.confirmation.confirmed and bool(sizes[name].any())]
+        if untold and self.confirms:  # no sample that was drawn so far has a gradient of these
+            having = samples_with_gradient(self.model, self.parameters, untold, batch, self.objective)
+            self.confirmation.settle(self.plan)
+            for index in having:
+                self.sizes(batch, [index])
+                self.confirmation.settle(self.plan)
+        for name, total in sizes.items():
+            self.sums[name].add_(total)
+        self.count += samples
+
+    def finish(self) -> None:
+        self.confirmation.settle(self.plan)
+
+    def restart(self, names: set[str]) -> None:
+        """The named parameters go one sample at a time."""
+        self.plan.revise(names)
+        self.count = 0
+        self.confirmation.begin()
+        for total in self.sums.values():
+            total.zero_()
+
+    def sizes(self, batch: Batch, drawn: list[int]) -> Squares:
+        """Σ_n |∂ℓ_n/∂w| over a batch; the drawn samples are passed on to be compared."""
+        before = self.confirmation.moving()
+        with torch.no_grad():
+            logits: Tensor = self.objective.logits(self.model, fresh(batch))
+        if logits.shape[:1] != (batch_size(batch),):
+            raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
+        if self.confirms:
+            self.confirmation.steady(batch, before)
+        losses = kinds.empirical(self.objective)
+        cotangents = losses(logits, self.objective.targets(batch), logits)
+        kept = Drawn(torch.tensor(drawn, dtype=torch.int64, device=logits.device))
+        sizes: Squares = {}
+        if self.plan.batched:
+            sizes |= batched(self.model, self.plan.batched, batch, cotangents, self.objective, torch.abs, kept if drawn else None)
+        if self.plan.looped:
+            sizes |= looped(self.model, self.plan.looped, batch, cotangents, self.objective, torch.abs)
+        if drawn:
+            rows = kept.rows
+            alone = torch.cat([losses(logits[row], self.objective.targets(take(batch, row)), logits[row])[0] for row in rows.split(1)])
+            parts = Kept(batch, rows, take(batch, rows), logits[rows], cotangents[0][rows], alone, kept.parts, set())
+            self.confirmation.add(parts, self.plan, batch_size(batch))
+        return sizes

@@ -18,20 +18,26 @@ from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
+from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.comparing import Kept
+from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
+from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_batch, check_model, check_module, check_names
 from expunge.runtime.cuda_graphs import GraphedStep, Result
-from expunge.runtime.modes import hooked, in_mode, seeded, unchanged
+from expunge.runtime.modes import hooked, in_mode, safe_norms, seeded, unchanged
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_whole
 
-Step = Callable[[tuple[Batch, Tensor]], Pass]  # takes a batch and its noise
+# Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.
+Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int]], Pass]
+CONFIRMED_ON = ("cpu",)  # elsewhere the survey of the first batch decides alone, as long as the checks have not been run there
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
@@ -78,10 +84,16 @@ def diagonal(
         else:
             adder = _Samplewise(model, wanted, objective, kind, draws, seed)
         device = device_of(model)
-        for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
-            check_batch(batch, "batches", objective)
-            adder.add(to_device(batch, device))
-    return FisherSums(adder.totals(), adder.count, kind, digest)
+        while True:
+            try:
+                for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
+                    check_batch(batch, "batches", objective)
+                    adder.add(to_device(batch, device))
+                adder.finish()
+                break
+            except Revised as error:
+                adder.restart(error.names)
+    return FisherSums(adder.totals(), adder.count, kind, digest, objective_name(objective, kind))
 
 
 class _Totals:
@@ -100,6 +112,14 @@ class _Totals:
                 # In the memory order the squares come in (a convolution's may be permuted), so that adding runs along memory.
                 self.sums[name] = square.detach().to(torch.float64, memory_format=torch.preserve_format, copy=True)
         self.count += count
+
+    def finish(self) -> None:
+        """The data have ended."""
+
+    def restart(self, names: set[str]) -> None:
+        """Begin again, with another plan for these parameters."""
+        self.sums.clear()
+        self.count = 0
 
     def totals(self) -> dict[str, Tensor]:
         for name, total in self.sums.items():
@@ -129,9 +149,13 @@ class _Samplewise(_Totals):
     ) -> None:
         super().__init__(model, parameters, objective)
         self.cotangents = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
-        self.draws = draws if kind == "sampled" else 0
-        self.generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
+        self.draws, self.seed = draws if kind == "sampled" else 0, int(seed)
+        self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
+        self.confirmation = Confirmation(model, parameters, objective, self.seed)
+        self.confirms = device_of(model).type in CONFIRMED_ON
         self.plan: Plan | None = None
+        self.revised = False  # once already
+        self.scratch = Scratch()  # of the step
         self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
         self.fitting: int | None = None  # how many samples fit into memory; known once more were tried
@@ -158,34 +182,106 @@ class _Samplewise(_Totals):
         for half in (slice(0, samples // 2), slice(samples // 2, None)):
             self.add_part(take(batch, half), noise[half])
 
+    def finish(self) -> None:
+        if self.plan is not None:
+            self.confirmation.settle(self.plan)
+
+    def restart(self, names: set[str]) -> None:
+        """The named parameters go one sample at a time; all of them, where that was not the end of it."""
+        super().restart(names)
+        assert self.plan is not None
+        self.plan.revise(set(self.parameters) if self.revised else names)
+        self.revised, self.step, self.logits = True, None, None
+        self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
+        self.confirmation.begin()
+
     def squares(self, batch: Batch, noise: Tensor) -> Squares:
-        if batch_size(batch) == 1:  # one sample is its own definition
-            result = self.by(Plan())((batch, noise))
+        samples = batch_size(batch)
+        if samples == 1:  # one sample is its own definition
+            before = self.confirmation.moving()
+            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))
+            if self.confirms:
+                self.confirmation.steady(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)
-        plan = self.plan
+        if not self.confirms:
+            return self.planned(batch, noise, [])
+        squares = self.planned(batch, noise, self.confirmation.draw(samples))
+        untold = [name for name in squares if name not in self.confirmation.confirmed and name not in self.plan.looped]
+        if untold and (active := [name for name in untold if bool(squares[name].any())]):
+            squares = {name: square.clone() for name, square in squares.items()}  # the next pass writes over them
+            self.confirm(active, batch, noise)
+        return squares
+
+    def confirm(self, names: Sequence[str], batch: Batch, noise: Tensor) -> None:
+        """Compare samples that have a gradient of these parameters: none that was drawn so far has."""
+        having = samples_with_gradient(self.model, self.parameters, names, batch, self.objective)
+        if unfounded := set(names).difference(*having.values()):
+            raise Revised(unfounded)
+        self.confirmation.settle(self.plan_now)
+        for index in having:
+            self.planned(batch, noise, [index])
+            self.confirmation.settle(self.plan_now)
+
+    @property
+    def plan_now(self) -> Plan:
+        assert self.plan is not None
+        return self.plan
+
+    def planned(self, batch: Batch, noise: Tensor, drawn: list[int]) -> Squares:
+        """The squares of a batch by the plan, which is changed where it does not hold; the drawn samples are passed on to be compared."""
+        plan = self.plan_now
         if self.step is None:
             captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model))
             self.step = _graphed(self.by(plan)) if captured else self.by(plan)
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
-        result = self.step((batch, noise))
-        self.logits = result.logits
+        rows, before = torch.tensor(drawn, dtype=torch.int64, device=noise.device), self.confirmation.moving()
+        turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
+        try:
+            result = self.step((batch, noise, rows, turn, slot))
+        except Exception as error:
+            if out_of_memory(error) or not plan.layouts:
+                raise
+            self.by(Plan())((batch, noise, rows, turn, slot))  # the error of the plain model, where it has one
+            plan.revise(set(self.parameters))
+            self.step = None
+            return self.planned(batch, noise, drawn)
+        self.logits = result.logits.shape
         if result.unexpected:
             plan.revise(result.unexpected)
             self.step = None
-            return self.squares(batch, noise)
+            return self.planned(batch, noise, drawn)
+        if self.confirms and result.reads and not self.confirmation.irregular:
+            self.confirmation.irregular = True
+            return self.planned(batch, noise, self.confirmation.draw(batch_size(batch)))
+        if self.confirms:
+            self.confirmation.steady(batch, before)
         squares = dict(result.squares)
-        for way, names in ((batched, plan.batched), (looped, plan.looped)):
-            if names:
-                squares |= way(self.model, names, batch, result.cotangents, self.objective)
+        if plan.batched:
+            try:
+                drawn_parts = Drawn(rows, result.number)
+                squares |= batched(self.model, plan.batched, batch, result.cotangents, self.objective, drawn=drawn_parts)
+                result.parts.extend(drawn_parts.parts)
+            except Exception as error:  # what vmap cannot express for these data
+                if out_of_memory(error):
+                    raise
+                plan.revise(set(plan.batched))
+        if plan.looped:
+            squares |= looped(self.model, plan.looped, batch, result.cotangents, self.objective)
+        if result.parts and not rows.is_cuda:
+            entries = sum(part.inputs.numel() + part.slopes.numel() for part in result.parts) // len(rows)
+            self.scratch.reserve(result.parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
+        if self.confirms:
+            self.confirmation.add(_kept(batch, rows, result, slot, turn), plan, batch_size(batch))
         return squares
 
     def by(self, plan: Plan) -> Step:
         """A pass by the closed forms of this plan. It has no reference to this object, so that there is no cycle and its memory is freed
         at once."""
-        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, Scratch())
+        pick, self.scratch = float(self.confirmation.generator.random()), Scratch()
+        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, self.scratch, pick)
 
 
 def _pass(
@@ -195,16 +291,35 @@ def _pass(
     cotangents: kinds.Cotangents,
     objective: Objective,
     scratch: Scratch,
-    both: tuple[Batch, Tensor],
+    pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
+    given: tuple[Batch, Tensor, Tensor, int | None, int],
 ) -> Pass:
-    batch, noise = both
+    batch, noise, rows, turn, slot = given
+    drawn, alone = Drawn(rows, turn=turn, slot=slot), []
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):
             raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
-        return cotangents(logits.detach(), objective.targets(batch), noise)
+        outputs = logits.detach()
+        passes = cotangents(outputs, objective.targets(batch), noise)
+        drawn.number = int(pick * len(passes))
+        for row in rows.split(1) if len(rows) else ():
+            alone.append(cotangents(outputs[row], objective.targets(take(batch, row)), noise[row])[drawn.number])
+        return passes
 
-    return closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch)
+    result = closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch, drawn)
+    result.number, result.alone = drawn.number, torch.cat(alone) if alone else None
+    return result
+
+
+def _kept(batch: Batch, rows: Tensor, result: Pass, slot: int, turn: int | None) -> Kept:
+    """What a pass has kept of its drawn samples, in memory of their own: a CUDA graph writes to the same places again."""
+    assert result.alone is not None
+    alone, parts = result.alone, result.parts
+    if rows.is_cuda:
+        alone, parts = alone.clone(), [part._replace(inputs=part.inputs.clone(), slopes=part.slopes.clone()) for part in parts]
+    logits, cotangents = result.logits[rows], result.cotangents[result.number][rows]
+    return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, turn)
 
 
 def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:
@@ -217,7 +332,7 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
     """Put the model in eval mode, with gradients for these parameters alone. Afterwards everything is as it was, also after an error."""
     states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
     chosen = {id(value) for value in parameters.values()}
-    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model):
+    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model), safe_norms(model):
         try:
             for value, _, _ in states:
                 value.grad = None

@@ -28,7 +28,8 @@ def empirical(objective: Objective) -> Cotangents:
     def passes(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
         outputs = logits.detach().requires_grad_()
         with torch.enable_grad():
-            losses = objective.per_sample(outputs, targets)
+            # Copies: a loss may work in place.
+            losses = objective.per_sample(outputs.clone(), targets.clone() if isinstance(targets, Tensor) else targets)
             (gradient,) = torch.autograd.grad(losses.sum(), outputs)
         return [gradient]
 

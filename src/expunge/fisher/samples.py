@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.func import functional_call, vjp, vmap
 
 from expunge.data.batches import batch_size, take
 from expunge.data.objective import Batch, Objective
+from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.scratch import chunks, wide
 from expunge.runtime.nested import map_tensors
 
@@ -34,7 +35,8 @@ def looped(
     size: Size = torch.square,
 ) -> Squares:
     """One sample after the other, with plain autograd: slow and obvious. Works for whatever can be differentiated at all."""
-    parameters = {name: value for name, value in model.named_parameters() if name in set(names)}
+    # All gradients are asked for: torch's GroupNorm crashes in channels-last memory where that of its input is not.
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad or name in set(names)}
     totals = {name: wide(torch.zeros_like(parameters[name])) for name in names}
     for index in range(batch_size(batch)):
         with torch.enable_grad():
@@ -51,10 +53,17 @@ def add_single(
         return
     for number, cotangent in enumerate(cotangents):
         more = number + 1 < len(cotangents)
-        gradients = torch.autograd.grad(logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=more, allow_unused=True)
-        for name, gradient in zip(parameters, gradients, strict=True):
-            if gradient is not None:
+        for name, gradient in gradients(logits, parameters, cotangent, retain_graph=more).items():
+            if gradient is not None and name in totals:
                 totals[name].add_(size(wide(gradient.detach())))
+
+
+def gradients(
+    logits: Tensor, parameters: Mapping[str, nn.Parameter], cotangent: Tensor, retain_graph: bool = False
+) -> dict[str, Tensor | None]:
+    """∂⟨logits, cotangent⟩ by plain autograd; None for a parameter that is not used."""
+    found = torch.autograd.grad(logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=retain_graph, allow_unused=True)
+    return dict(zip(parameters, found, strict=True))
 
 
 def batched(
@@ -64,14 +73,18 @@ def batched(
     cotangents: Sequence[Tensor],
     objective: Objective,
     size: Size = torch.square,
+    drawn: Drawn | None = None,
 ) -> Squares:
-    """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products."""
+    """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products.
+
+    The gradients of the `drawn` samples are kept.
+    """
     parameters = dict(model.named_parameters())
     chosen = {name: parameters[name].detach() for name in names}
     places = _places(model)
     stacked = torch.stack(list(cotangents), 1)  # (N, passes, ...)
 
-    def one(sample: Batch, rows: Tensor) -> dict[str, Tensor]:
+    def one(sample: Batch, rows: Tensor, keeping: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         def outputs(values: dict[str, Tensor]) -> Tensor:
             @wraps(model.forward)  # its names, by which a mapping's entries are passed
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -82,19 +95,34 @@ def batched(
             return objective.logits(call, map_tensors(sample, lambda tensor: tensor[None]))[0]
 
         logits, pull = vjp(outputs, chosen)[:2]
-        (gradients,) = vmap(pull)(rows.to(logits.dtype))
-        return {name: size(wide(gradient)).sum(0) for name, gradient in gradients.items()}
+        (pulled,) = vmap(pull)(rows.to(logits.dtype))
+        if any(gradient.shape != (len(rows), *chosen[name].shape) for name, gradient in pulled.items()):
+            raise RuntimeError("torch.func has mixed up the samples of a gradient")  # as it does behind nn.PReLU
+        kept = {name: gradient[drawn.number] for name, gradient in pulled.items()} if drawn is not None and keeping else {}
+        return {name: size(wide(gradient)).sum(0) for name, gradient in pulled.items()}, kept
 
     totals = {name: wide(torch.zeros_like(value)) for name, value in chosen.items()}
     entries = len(cotangents) * sum(value.numel() for value in chosen.values())
     widest = max((value for value in chosen.values()), key=lambda value: value.element_size())
+    wanted = [] if drawn is None else drawn.rows.tolist()
+    held: dict[tuple[str, int], Tensor] = {}
     for rows in chunks(batch_size(batch), max(1, entries // 16), widest):  # vmap gains from many samples: a wider budget
         cut = slice(rows.start, rows.stop)
+        there = [row for row in wanted if row in rows]
         with torch.no_grad():  # for the parameters that are not chosen
-            per_sample = vmap(one)(fresh(take(batch, cut)), stacked[cut])
+            per_sample, kept = vmap(partial(one, keeping=bool(there)))(fresh(take(batch, cut)), stacked[cut])
         for name, squares in per_sample.items():
             totals[name].add_(squares.sum(0))
+        held |= {(name, row): gradient[row - rows.start] for name, gradient in kept.items() for row in there}
+    if drawn is not None:
+        for name in names:
+            kept_rows = torch.stack([held[name, row] for row in wanted])
+            drawn.parts.append(Part(name, None, _added, kept_rows, kept_rows))
     return totals
+
+
+def _added(inputs: Tensor, slopes: Tensor) -> tuple[Tensor, None]:
+    return slopes.sum(0), None
 
 
 def _places(model: nn.Module) -> dict[str, list[str]]:

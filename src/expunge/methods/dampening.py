@@ -18,6 +18,7 @@ from expunge.data.objective import Batch, Objective
 from expunge.editing.patches import Patch
 from expunge.errors import NoEffectWarning
 from expunge.fisher import FisherSums
+from expunge.fisher.naming import objective_name
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model.checks import screened
 from expunge.storage.tensors import weights_digest
@@ -106,7 +107,7 @@ def batch_importance(model: nn.Module, batches: Batches, objective: Objective) -
         gradient, _ = curvature.gradient(model, _alone(batch), objective)
         for name, total in sums.items():
             total.add_(gradient[name].square())
-    return FisherSums(sums, len(batches), "loss-batch", weights_digest(model))
+    return FisherSums(sums, len(batches), "loss-batch", weights_digest(model), objective_name(objective, "loss-batch"))
 
 
 def _class_by_class(sets: dict[str, Data], run: Run) -> dict[str, Batches]:

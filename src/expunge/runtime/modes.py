@@ -94,6 +94,22 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def safe_norms(model: nn.Module) -> Iterator[None]:
+    """On the CPU, put the input of a GroupNorm in planes where it needs no gradient: in channels-last memory torch ends the process."""
+
+    def in_planes(module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        return (inputs[0].contiguous(), *inputs[1:]) if inputs and not inputs[0].requires_grad else None
+
+    norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm) and not _on_cuda(module)]
+    handles = [module.register_forward_pre_hook(in_planes) for module in norms]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch (the CPU and the device), numpy and Python; afterwards their generators are as if nothing had been drawn."""
     devices, seed = [device] if device.type == "cuda" else [], int(seed)

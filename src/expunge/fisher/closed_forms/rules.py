@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from expunge.fisher.closed_forms import convolution, cuda, tf32
 from expunge.fisher.closed_forms.convolution import Geometry
+from expunge.fisher.closed_forms.drawn import Drawn, Gradients, Part
 from expunge.fisher.closed_forms.scratch import Scratch, add_squared_products, summed_products, wide
 from expunge.fisher.planning.layouts import Layout
 
@@ -34,12 +36,21 @@ class Use:
     scratch: Scratch
     squares: dict[str, Tensor]  # totals of the pass, in the shapes of the parameters
     vectors: list[tuple[str, Tensor]]  # gradients of vectors, (samples, channels), that `settle` squares
+    drawn: Drawn | None = None  # samples to keep for a check
 
     def add(self, name: str, squares: Tensor) -> None:
         self.squares[name] = self.squares[name].add_(squares) if name in self.squares else squares
 
     def rows(self, tensor: Tensor) -> Tensor:
         return self.layout.rows(tensor, self.samples)
+
+    def keep(self, gradients: Gradients, inputs: Tensor, slopes: Tensor) -> None:
+        """Keep the drawn samples' rows of an operation whose weight has the gradients `gradients(inputs, slopes)`."""
+        if self.drawn is not None and self.drawn.takes(self.weight, self.bias):
+            a, g = (self.layout.drawn(tensor, self.samples, self.drawn.rows) for tensor in (inputs, slopes))
+            if inputs.device.type == "cpu" and len(self.drawn.rows) == 1:  # small pieces of fresh memory would slow down the whole pass
+                a, g = self.scratch.copied(self.drawn.slot, a), self.scratch.copied(self.drawn.slot, g)
+            self.drawn.parts.append(Part(self.weight, self.bias, gradients, a, g))
 
     def add_bias(self, gradient: Tensor, channel: int) -> None:
         """(Σ over all but sample and channel)², summed over samples."""
@@ -102,6 +113,7 @@ class Linear(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
+            use.keep(partial(_of_linear, ctx.transposed), inputs, gradient)
             if use.weight is not None:
                 a, g = (use.rows(tensor).flatten(1, -2) for tensor in (inputs.to(gradient.dtype), gradient))
                 total = squared_products(a, g, use.scratch, use.weight)
@@ -128,8 +140,10 @@ class Convolution(torch.autograd.Function):
         bias: Tensor | None,
     ) -> Tensor:
         ctx.planes = inputs.is_contiguous()
-        inputs = inputs.contiguous(memory_format=torch.channels_last if inputs.dim() == 4 else torch.contiguous_format)
-        if inputs.device.type == "cpu" and inputs.dim() == 4 and use.weight is not None:
+        # oneDNN crashes in channels-last on images one pixel wide with a stride and a dilation.
+        last = inputs.dim() == 4 and not (inputs.shape[3] == 1 and max(geometry.stride) > 1 and max(geometry.dilation) > 1)
+        inputs = inputs.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        if inputs.device.type == "cpu" and last and use.weight is not None:
             weight = use.scratch.channels_last(use.weight, weight.detach())
         ctx.use, ctx.geometry, ctx.transposed, ctx.extra = use, geometry, transposed, extra
         ctx.save_for_backward(inputs, weight)
@@ -142,6 +156,7 @@ class Convolution(torch.autograd.Function):
         inputs, weight = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
+            use.keep(partial(_of_convolution, weight, ctx.geometry, ctx.transposed, ctx.extra), inputs, gradient)
             if use.weight is not None:
                 a, g = (use.layout.first(tensor, use.samples) for tensor in (inputs.to(gradient.dtype), gradient))
                 a, g = (g, a) if ctx.transposed else (a, g)
@@ -183,6 +198,7 @@ class Affine(torch.autograd.Function):
         normalised, scale = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
+            use.keep(partial(_of_scale, ctx.channel, ctx.dimensions), normalised, gradient)
             last = ctx.channel == gradient.dim() - 1 and use.layout == Layout() and gradient.dim() > 2
             if use.weight is not None and last and cuda.scales(normalised):
                 scaled, plain, product = cuda.scaled(normalised.contiguous(), gradient.contiguous(), None, scale)
@@ -212,6 +228,7 @@ class FrozenBatchNorm(torch.autograd.Function):
         inputs, mean, variance, weight = ctx.saved_tensors
         use: Use = ctx.use
         with _exact(gradient):
+            use.keep(partial(_of_batch_norm, mean, variance, ctx.epsilon), inputs, gradient)
             inverse, shape = (variance + ctx.epsilon).rsqrt(), (-1,) + (1,) * (inputs.dim() - 2)
             if use.weight is not None and inputs.dim() == 4 and use.layout == Layout() and cuda.scales(inputs):
                 assert weight is not None
@@ -252,6 +269,9 @@ class Embedding(torch.autograd.Function):
             else:
                 rows = indices.reshape(1, -1).expand(use.samples, -1)
                 g = gradient.flatten(1, -2)
+            if use.drawn is not None and use.drawn.takes(use.weight):
+                kept = (part.index_select(0, use.drawn.rows)[:, None] for part in (rows, g))
+                use.drawn.parts.append(Part(use.weight, None, partial(_of_table, ctx.count, ctx.padding), *kept))
             g, owner = wide(g), torch.arange(use.samples, device=rows.device)[:, None] * ctx.count
             pairs, place = torch.unique(owner + rows, return_inverse=True)  # (sample, index) pairs that occur
             sums = g.new_zeros(len(pairs), g.shape[-1]).index_add_(0, place.flatten(), g.flatten(0, 1))
@@ -275,6 +295,7 @@ class Lift(torch.autograd.Function):
     def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         assert use.weight is not None
+        use.keep(partial(_of_lifted, ctx.shape), gradient, gradient)
         use.add(use.weight, wide(gradient).square().sum(0).reshape(ctx.shape))
         return None, None, None
 
@@ -282,6 +303,42 @@ class Lift(torch.autograd.Function):
 def expanded(tensor: Tensor, samples: int) -> Tensor:
     """A tensor without a sample dimension, once per sample: (1, ...) becomes (N, ...), anything else gets N in front."""
     return (tensor if tensor.shape[0] == 1 else tensor[None]).expand(samples, *tensor.shape[tensor.shape[0] == 1 :]).clone()
+
+
+def _of_linear(transposed: bool, inputs: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    a, g = inputs.to(slopes.dtype).flatten(0, -2), slopes.flatten(0, -2)
+    return a.t() @ g if transposed else g.t() @ a, g.sum(0)
+
+
+def _of_convolution(
+    weight: Tensor, geometry: Geometry, transposed: bool, extra: tuple[int, ...], inputs: Tensor, slopes: Tensor
+) -> tuple[Tensor, Tensor]:
+    a, g = inputs.to(slopes.dtype).flatten(0, 1), slopes.flatten(0, 1)
+    settings = geometry.stride, geometry.padding, geometry.dilation, transposed, extra, geometry.groups
+    backward = torch.ops.aten.convolution_backward.default
+    return backward(g, a, weight.to(g.dtype), [g.shape[1]], *settings, [False, True, True])[1:]
+
+
+def _of_scale(channel: int, dimensions: int, inputs: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    positions = [index for index in range(slopes.dim()) if not channel < index <= channel + dimensions]  # behind samples and frames
+    return (inputs * slopes).sum(positions), slopes.sum(positions)
+
+
+def _of_batch_norm(mean: Tensor, variance: Tensor, epsilon: float, inputs: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    positions, shape = [index for index in range(slopes.dim()) if index != 2], (-1,) + (1,) * (inputs.dim() - 3)
+    centred = (inputs - mean.view(shape)) * slopes
+    return centred.sum(positions) * (variance + epsilon).rsqrt(), slopes.sum(positions)
+
+
+def _of_table(count: int, padding: int, inputs: Tensor, slopes: Tensor) -> tuple[Tensor, None]:
+    total = slopes.new_zeros(count, slopes.shape[-1]).index_add_(0, inputs.flatten(), slopes.flatten(0, -2))
+    if padding >= 0:
+        total[padding] = 0
+    return total, None
+
+
+def _of_lifted(shape: torch.Size, inputs: Tensor, slopes: Tensor) -> tuple[Tensor, None]:
+    return slopes.sum((0, 1)).reshape(shape), None
 
 
 def _over_positions(use: Use, tensor: Tensor, ctx: Context) -> Tensor:

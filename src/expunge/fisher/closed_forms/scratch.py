@@ -23,6 +23,9 @@ class Scratch:
         ] = {}  # by id; a CUDA graph writes where it was captured, though a larger buffer took the name since
         self._begun: set[str] = set()
         self._weights: dict[str, Tensor] = {}
+        self._reserved: Tensor | None = None
+        self._entries = 0  # per slot
+        self._ends: dict[int, int] = {}  # of what is used
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised tensor of this shape; what the name held before is overwritten."""
@@ -40,6 +43,23 @@ class Scratch:
         flat = self.take(name, (tensor.numel(),), tensor)
         return flat.as_strided(tensor.shape, tensor.stride()) if dense else flat.view(tensor.shape)
 
+    def reserve(self, like: Tensor, entries: int, slots: int) -> None:
+        """Take memory for copies at once: small pieces that outlast a pass would break up the memory its tensors come from."""
+        if self._reserved is None:
+            self._reserved, self._entries = like.new_empty(entries * slots), entries
+
+    def copied(self, slot: int, row: Tensor) -> Tensor:
+        """A copy of (1, frames, ...), in the memory format it has; in the memory that is reserved for the slot, while there is some."""
+        start, size = self._ends.get(slot, slot * self._entries), row.numel()
+        whole = self._reserved
+        if whole is None or whole.dtype != row.dtype or start + size > min((slot + 1) * self._entries, whole.numel()):
+            return row.clone()
+        self._ends[slot] = start + size
+        flat, part = whole[start : start + size], row[0]
+        dense = part.is_contiguous() or (part.dim() == 4 and part.is_contiguous(memory_format=torch.channels_last))
+        place = flat.as_strided(part.shape, part.stride(), flat.storage_offset()) if dense else flat.view(part.shape)
+        return place.copy_(part)[None]
+
     def total(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A sum that starts at zero with each `begin` and is then added to; in float32 for half precision."""
         total = self.take(f"total {name}", shape, wide(like.new_empty(0)))
@@ -56,8 +76,9 @@ class Scratch:
             self._weights[name] = weight.contiguous(memory_format=torch.channels_last)
         return self._weights[name]
 
-    def begin(self) -> None:
+    def begin(self, slot: int = 0) -> None:
         self._begun.clear()
+        self._ends.pop(slot, None)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from expunge.fisher.closed_forms.convolution import Geometry
+from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.rules import Affine, Convolution, Embedding, FrozenBatchNorm, Lift, Linear, Use
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.layouts import Layout
@@ -32,6 +33,7 @@ class Interception(TorchFunctionMode):
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
     `chosen`  names used on rows that were chosen by their content, where `provenance` follows these
+    `reads`   whether the model took numbers out of tensors, by which it may choose rows out of sight
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class Interception(TorchFunctionMode):
         samples: int,
         scratch: Scratch,
         provenance: Provenance | None = None,
+        drawn: Drawn | None = None,
     ):
         super().__init__()
         self.names, self.layouts, self.samples, self.scratch, self.provenance = names, layouts, samples, scratch, provenance
+        self.drawn, self.reads = drawn, False
         self.chosen: set[str] = set()
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, tuple[int, ...] | None] = {}
@@ -55,6 +59,7 @@ class Interception(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         rule = RULES.get(function)
+        self.reads |= rule is None and getattr(function, "__name__", "") in READING
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
         if self.provenance is not None:
             if self.provenance.chosen(args, kwargs):
@@ -65,8 +70,11 @@ class Interception(TorchFunctionMode):
     def name(self, parameter: Any) -> str | None:
         return self.names.get(id(parameter)) if isinstance(parameter, Tensor) else None
 
-    def use(self, weight: Any, bias: Any, output: tuple[int, ...] | None) -> Use | None:
-        """Note a use of these parameters; the `Use` to square them with, or None where the operation should run as it is."""
+    def use(self, weight: Any, bias: Any, output: tuple[int, ...] | None, shared: bool = False) -> Use | None:
+        """Note a use of these parameters; the `Use` to square them with, or None where the operation should run as it is.
+
+        `shared`: the operation has a closed form for an output without a sample dimension, too.
+        """
         names = self.name(weight), self.name(bias)
         known = [name for name in names if name is not None]
         for name in known:
@@ -76,10 +84,11 @@ class Interception(TorchFunctionMode):
             return None
         layouts = {self.layouts.get(name) for name in known}
         layout = layouts.pop()
-        if layout is None or layouts or any(self.uses[name] > 1 for name in known) or not (output and layout.fits(output, self.samples)):
+        twice = any(self.uses[name] > 1 for name in known)
+        if layout is None or layouts or twice or not (output and layout.fits(output, self.samples) and (layout.frames or shared)):
             self.outside.update(known)
             return None
-        return Use(*names, layout, self.samples, self.scratch, self.squares, self.vectors)
+        return Use(*names, layout, self.samples, self.scratch, self.squares, self.vectors, self.drawn)
 
     def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""
@@ -104,12 +113,13 @@ class Interception(TorchFunctionMode):
             else:
                 if lifted is None:
                     self.uses[name] += 1
-                    lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares, self.vectors)
+                    lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares, self.vectors, self.drawn)
                     lifted = self._lifted[name] = shape, Lift.apply(lift, shape, args[index])
                 changed[index] = lifted[1]
         return function(*changed, **kwargs)
 
 
+READING = set("tolist item numpy __array__ __int__ __index__ __float__".split())
 # Reading a parameter's shape or type is not using it.
 DESCRIBING = set(
     "__get__ __set__ __len__ __hash__ __repr__ dim ndimension size numel nelement stride storage_offset data_ptr type get_device detach "
@@ -190,6 +200,9 @@ def _batch_norm(mode: Interception, function: Any, args: tuple[Any, ...], kwargs
     if training or mean is None:
         return mode.bare(function, args, kwargs)
     use = mode.use(weight, bias, (inputs.shape[0],))
+    fixed = not any(value is not None and value.requires_grad for value in (weight, bias))
+    if use is None and mode.layouts is not None and fixed:  # torch's own gives wrong gradients where memory formats meet on thin images
+        use = Use(None, None, Layout(), mode.samples, mode.scratch, mode.squares, mode.vectors)
     return function(*args, **kwargs) if use is None else FrozenBatchNorm.apply(use, inputs, mean, variance, weight, bias, epsilon)
 
 
@@ -215,7 +228,7 @@ def _embedding(mode: Interception, function: Any, args: tuple[Any, ...], kwargs:
     indices, weight, padding, limit, _, scaled, _ = _arguments(names, args, kwargs)
     if limit is not None or scaled:
         return mode.bare(function, args, kwargs)
-    use = mode.use(weight, None, (*indices.shape, weight.shape[1]))
+    use = mode.use(weight, None, (*indices.shape, weight.shape[1]), shared=True)
     if use is None:
         return function(*args, **kwargs)
     padding = -1 if padding is None else padding % weight.shape[0]

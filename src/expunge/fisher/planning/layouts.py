@@ -38,6 +38,19 @@ class Layout:
         """The same values as (samples, frames, ...)."""
         return self.first(tensor, samples).unflatten(0, (samples, -1))
 
+    def drawn(self, tensor: Tensor, samples: int, rows: Tensor) -> Tensor:
+        """The rows of some samples, (drawn, frames, ...), without a copy of the others; of a single one on the CPU no copy at all."""
+        if len(rows) == 1 and rows.device.type == "cpu" and (self.frames == 1 or self.outer):
+            frames = tensor.shape[self.dimension] // samples
+            row = tensor.narrow(self.dimension, int(rows) * frames, frames)
+            return (row.movedim(self.dimension, 0) if self.dimension else row)[None]
+        moved = tensor.movedim(self.dimension, 0) if self.dimension else tensor
+        if self.frames > 1 and not self.outer:
+            moved = moved.unflatten(0, (-1, samples)).transpose(0, 1)
+        else:
+            moved = moved.unflatten(0, (samples, -1))
+        return moved.index_select(0, rows)
+
 
 def infer(fewer: tuple[int, ...], more: tuple[int, ...], samples: int) -> list[Layout]:
     """The layouts that fit an output of shape `fewer` for `samples` − 1 samples and `more` for `samples`, likely ones first."""

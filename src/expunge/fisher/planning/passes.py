@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import batch_size
 from expunge.data.objective import Batch, Objective
+from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.rules import settle
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.interception import Interception
@@ -21,41 +23,51 @@ from expunge.fisher.samples import Squares, fresh
 class Pass:
     squares: Squares  # in scratch memory: they hold until the next pass
     cotangents: Sequence[Tensor]
-    logits: torch.Size
+    logits: Tensor  # without a graph
     unexpected: set[str]  # used in a way the layouts do not know: the pass does not count
+    reads: bool  # the model took numbers out of tensors
+    parts: list[Part]  # of the drawn samples
+    passed: set[str]  # parameters that were used, but not kept
+    number: int = 0  # of the cotangents at which these were kept
+    alone: Tensor | None = None  # the drawn samples' cotangents, each from its own loss alone
 
 
 def closed_forms(
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     layouts: Mapping[str, Layout],
-    idle: Iterable[str],
+    idle: Collection[str],
     batch: Batch,
     cotangents: Callable[[Tensor], Sequence[Tensor]],
     objective: Objective,
     scratch: Scratch,
+    drawn: Drawn | None = None,
 ) -> Pass:
     """Squares of the parameters that have a layout. Their weight gradients are never formed: a `.grad` that appears all the same
-    belongs to a parameter that was used outside the closed forms. A use of an `idle` one is unexpected; others get no gradient."""
-    names = {id(parameters[name]): name for name in (*layouts, *idle)}
+    belongs to a parameter that was used outside the closed forms, or to an `idle` one that was used at all. Others get no gradient."""
+    observed = [*layouts, *idle]
+    names = {id(parameters[name]): name for name in observed}
     flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     try:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in layouts)
-        scratch.begin()
-        interception = Interception(names, layouts, batch_size(batch), scratch)
-        with torch.enable_grad(), interception:
+        for name, parameter in parameters.items() if observed else ():  # without one the model runs as it is
+            parameter.requires_grad_(name in layouts or name in idle)
+        scratch.begin(0 if drawn is None else drawn.slot)
+        interception = Interception(names, layouts, batch_size(batch), scratch, drawn=drawn)
+        with torch.enable_grad(), interception if observed else nullcontext():
             logits = objective.logits(model, fresh(batch))
-        sent = cotangents(logits)
+        sent, outputs = cotangents(logits), logits.detach()
         if interception.outside:  # their layouts do not hold here, and need not let a backward pass through
-            return Pass({}, sent, logits.shape, interception.outside)
-        wanted = [parameters[name] for name in layouts]  # nothing else of the model's or the caller's gets a gradient
+            return Pass({}, sent, outputs, interception.outside, interception.reads, [], set())
+        wanted = [parameters[name] for name in observed]  # nothing else of the model's or the caller's gets a gradient
         for number, cotangent in enumerate(sent):
-            if logits.requires_grad:
+            if logits.requires_grad and wanted:
+                if drawn is not None:
+                    drawn.open = number == drawn.number
                 logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent), inputs=wanted)
             settle(interception.squares, interception.vectors)
-        unexpected = {name for name in layouts if parameters[name].grad is not None}
-        return Pass(interception.squares, sent, logits.shape, unexpected)
+        unexpected = {name for name in observed if parameters[name].grad is not None}
+        kept = ([], set()) if drawn is None else (drawn.parts, drawn.passed)
+        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept)
     finally:
         for name, parameter in parameters.items():
             parameter.grad = None

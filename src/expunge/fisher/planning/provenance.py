@@ -70,7 +70,9 @@ class Provenance:
             return True
         if label == "__getitem__":
             return self._indexes(args[0], args[1])
-        if label not in CHOOSING or (label == "repeat_interleave" and not isinstance(args[1], Tensor)):
+        if label == "repeat_interleave" and not isinstance(kwargs.get("repeats", args[1] if len(args) > 1 else None), Tensor):
+            return False
+        if label not in CHOOSING:
             return False
         place = CHOOSING[label]
         dimension = kwargs.get("dim", args[place] if len(args) > place else None)

@@ -26,6 +26,10 @@ from expunge.fisher.samples import Squares, add_single, batched, fresh, relative
 from expunge.model.copying import copied
 from expunge.runtime.nested import map_tensors
 
+COUPLED = (
+    "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
+    "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
+)
 PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
 
@@ -43,7 +47,8 @@ class Plan:
         for name in names:
             self.layouts.pop(name, None)
         self.idle = [name for name in self.idle if name not in names]
-        self.looped += sorted(names - {*self.batched, *self.looped})
+        self.batched = [name for name in self.batched if name not in names]
+        self.looped += sorted(names - {*self.looped})
 
 
 @tf32.switched_off()  # its rounding, of some percent in a deep network, would hide the errors that the check is for
@@ -53,10 +58,10 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     Where rounding alone may have failed a closed form (a ReLU that flips changes a gradient by percents), a copy in float64 decides.
     """
     probe = take(batch, slice(0, PROBE))
-    if all(value.dtype == torch.float64 for value in parameters.values()):
-        return _survey(model, parameters, probe, objective)
     try:
-        return _survey(model, parameters, probe, objective, doubting=True)
+        return _survey(model, parameters, probe, objective, doubting=any(value.dtype != torch.float64 for value in parameters.values()))
+    except _Altered:
+        return Plan(looped=list(parameters))
     except _Doubt:
         pass
     try:
@@ -75,8 +80,8 @@ def survey_without_closed_forms(model: nn.Module, parameters: Mapping[str, nn.Pa
     probe = take(batch, slice(0, PROBE))
     with torch.no_grad():
         together = objective.logits(model, fresh(probe))
-    cotangent = _random_like(together)
-    reference, _ = _defined(model, parameters, probe, together, cotangent, objective)
+    cotangent = random_like(together)
+    reference, _, _ = _defined(model, parameters, probe, together, cotangent, objective)
     batched_names, looped_names = _without_closed_forms(model, list(parameters), probe, cotangent, reference, objective)
     return Plan(batched=batched_names, looped=looped_names)
 
@@ -85,15 +90,18 @@ class _Doubt(Exception):
     """A closed form failed its check."""
 
 
+class _Altered(Exception):
+    """The model gives other outputs while its operations are watched, as where torch has a fast path of its own."""
+
+
 def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective, doubting: bool = False) -> Plan:
-    with torch.no_grad():
-        together, more = _watched(model, parameters, probe, objective)
-    cotangent = _random_like(together)
-    reference, fewer = _defined(model, parameters, probe, together, cotangent, objective)
+    together, more = _watched(model, parameters, probe, objective)
+    cotangent = random_like(together)
+    reference, plain, fewer = _defined(model, parameters, probe, together, cotangent, objective)
     choices, bare = _choices(fewer, more)
     while choices:
         layouts = {name: untried[0] for name, untried in choices.items()}
-        wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, objective)
+        wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective)
         if wrong is None:  # the pass itself failed: a lifted parameter met an operation that needs its true shape
             wrong = bare & set(choices) or set(choices)
         if not wrong:
@@ -126,11 +134,11 @@ def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Ba
     """A plain forward pass, and which parameters it used where."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     provenance = Provenance([*model.parameters(), *model.buffers()])
-    with Interception(names, None, batch_size(batch), Scratch(), provenance) as interception:
-        return objective.logits(model, fresh(batch)), interception
+    with torch.enable_grad(), Interception(names, None, batch_size(batch), Scratch(), provenance) as interception:  # some differentiate
+        return objective.logits(model, fresh(batch)).detach(), interception
 
 
-def _random_like(logits: Tensor) -> Tensor:
+def random_like(logits: Tensor) -> Tensor:
     """A random cotangent rather than the loss's own, which vanishes on well-fitted samples."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.device, logits.dtype)
@@ -138,22 +146,29 @@ def _random_like(logits: Tensor) -> Tensor:
 
 def _defined(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, together: Tensor, cotangent: Tensor, objective: Objective
-) -> tuple[Squares, Interception]:
-    """The probe's squares by the definition, and the uses in a pass of one sample. Checks that samples do not depend on each other."""
-    totals = {name: wide(torch.zeros_like(value)) for name, value in parameters.items()}
+) -> tuple[Squares, Tensor, Interception]:
+    """The probe's squares by the definition and its logits, each sample alone, and the uses in a pass of one sample.
+
+    Checks that samples do not depend on each other.
+    """
+    totals, outputs = {name: wide(torch.zeros_like(value)) for name, value in parameters.items()}, []
     for index in range(PROBE):
         one = slice(index, index + 1)
         with torch.enable_grad():
-            alone, uses = _watched(model, parameters, take(probe, one), objective)
+            alone = objective.logits(model, fresh(take(probe, one)))
         if not torch.isfinite(alone).all():
             raise ModelError("the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity")
-        if alone.shape != together[one].shape or not relative_errors([(alone, together[one])])[0] < tolerance(together):
-            raise ModelError(
-                "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
-                "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
-            )
+        if not _alike(together[one], alone):
+            with torch.enable_grad():
+                unwatched = objective.logits(model, fresh(probe))[one]
+            raise _Altered if _alike(unwatched, alone) else ModelError(COUPLED)
         add_single(totals, parameters, alone, [cotangent[one]])
-    return totals, uses
+        outputs.append(alone.detach())
+    return totals, torch.cat(outputs), _watched(model, parameters, take(probe, slice(0, 1)), objective)[1]
+
+
+def _alike(logits: Tensor, reference: Tensor) -> bool:
+    return logits.shape == reference.shape and relative_errors([(logits, reference)])[0] < tolerance(reference)
 
 
 def _choices(fewer: Interception, more: Interception) -> tuple[dict[str, list[Layout]], set[str]]:
@@ -178,12 +193,15 @@ def _wrong(
     probe: Batch,
     cotangent: Tensor,
     reference: Squares,
+    plain: Tensor,
     objective: Objective,
 ) -> set[str] | None:
     """The names whose closed form does not give the reference on the probe; None where the pass cannot be made at all."""
     try:
         result = closed_forms(model, parameters, layouts, (), probe, lambda logits: [cotangent], objective, Scratch())
     except Exception:  # whatever a model does with a shape it does not expect
+        return None
+    if not _alike(result.logits, plain):
         return None
     expected = {name: reference[name] for name in layouts if name not in result.unexpected}
     silent = {name: torch.zeros_like(tensor) for name, tensor in expected.items() if name not in result.squares}

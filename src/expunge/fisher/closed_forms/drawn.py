@@ -1,0 +1,76 @@
+"""Keep what the closed forms attribute to a few samples of a batch, so that a plain pass over these samples can confirm it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+TURNS = 3
+Gradients = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]  # of a weight and a bias, from inputs and slopes
+
+
+class Part(NamedTuple):
+    """One use of parameters: the rows of its input and of its output's gradient that are taken for the drawn samples'."""
+
+    weight: str | None
+    bias: str | None
+    gradients: Gradients
+    inputs: Tensor  # (drawn samples, frames, ...)
+    slopes: Tensor
+
+
+@dataclass
+class Drawn:
+    """The samples to keep, by their numbers in the batch, and what was kept of them in the backward pass `number`.
+
+    `turn`: of the uses of parameters only every `TURNS`th is kept, from this one on; of the others the names. None: all are kept.
+    """
+
+    rows: Tensor
+    number: int = 0
+    turn: int | None = None
+    slot: int = 0  # each has memory of its own
+    open: bool = False  # during that backward pass
+    parts: list[Part] = field(default_factory=list)
+    passed: set[str] = field(default_factory=set)
+    uses: int = 0
+
+    def takes(self, *names: str | None) -> bool:
+        """Whether this use, of these parameters, is to be kept."""
+        if not self.open or not len(self.rows):
+            return False
+        self.uses += 1
+        if self.turn is None or self.uses % TURNS == self.turn:
+            return True
+        self.passed.update(name for name in names if name is not None)
+        return False
+
+
+def gradients_of(parts: list[list[Part]], weights: Tensor) -> dict[str, Tensor]:
+    """Σ_s weight_s · gradient_s over the drawn samples of several passes of the same form, in float32 or wider."""
+    sums: dict[str, Tensor] = {}
+    for uses in zip(*parts, strict=True):
+        first = uses[0]
+        inputs, slopes = (torch.cat([_wide(getattr(use, name)) for use in uses]) for name in ("inputs", "slopes"))
+        slopes = slopes * weights.to(slopes).view(-1, *(1,) * (slopes.dim() - 1))
+        for name, gradient in zip((first.weight, first.bias), first.gradients(inputs, slopes), strict=True):
+            if name is not None and gradient is not None:
+                sums[name] = sums[name] + gradient if name in sums else gradient
+    return sums
+
+
+def same_form(first: list[Part], second: list[Part]) -> bool:
+    """Whether the parts of two passes are of the same parameters and shapes, so that they can be joined."""
+    return [_form(part) for part in first] == [_form(part) for part in second]
+
+
+def _form(part: Part) -> tuple[object, ...]:
+    return part.weight, part.bias, part.inputs.shape[1:], part.slopes.shape[1:], part.slopes.dtype
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,0 +1,183 @@
+"""Compare what a planned pass attributes to a few drawn samples with what plain passes over these samples give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from expunge.data.batches import take
+from expunge.data.objective import Batch, Objective
+from expunge.errors import InputError, ModelError
+from expunge.fisher.closed_forms import tf32
+from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_form
+from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.planning.passes import closed_forms
+from expunge.fisher.planning.survey import Plan, tolerance
+from expunge.fisher.samples import Squares, batched, fresh, gradients, relative_errors
+from expunge.runtime.nested import combine_tensors, leaves
+
+NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
+Tolerated = Callable[[Tensor], float]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Drawn samples of one batch, what the planned pass made of them, and their batch."""
+
+    batch: Batch
+    rows: Tensor
+    samples: Batch  # these rows
+    logits: Tensor
+    cotangents: Tensor
+    alone: Tensor  # the cotangents that each sample's loss alone would give
+    parts: list[Part]
+    passed: set[str]  # parameters that were used, but not kept
+    slot: int = 0  # the memory they are in
+    turn: int | None = None  # which of the uses of parameters were kept
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def cut(self, rows: slice) -> Kept:
+        parts = [part._replace(inputs=part.inputs[rows], slopes=part.slopes[rows]) for part in self.parts]
+        logits, cotangents, alone = (tensor[rows] for tensor in (self.logits, self.cotangents, self.alone))
+        samples = take(self.samples, rows)
+        return Kept(self.batch, self.rows[rows], samples, logits, cotangents, alone, parts, self.passed, self.slot, self.turn)
+
+    def joins(self, other: Kept) -> bool:
+        """Whether the samples of both can go through the model together."""
+        if not all(isinstance(leaf, Tensor) for batch in (self.samples, other.samples) for leaf in leaves(batch)):
+            return False
+        try:
+            combine_tensors([self.samples, other.samples], lambda parts: _same(parts[0], parts[1]))
+        except (ValueError, TypeError, AttributeError):
+            return False
+        return self.logits.shape[1:] == other.logits.shape[1:] and same_form(self.parts, other.parts)
+
+
+def _same(first: Tensor, second: Tensor) -> Tensor:
+    if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+        raise ValueError("samples of different shapes")
+    return first
+
+
+def keep(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    plan: Plan,
+    batch: Batch,
+    rows: Tensor,
+    objective: Objective,
+    cotangents: Callable[[Tensor], Tensor],
+    turn: int | None = None,
+) -> Kept:
+    """Make a planned pass over a batch for the drawn samples alone; `cotangents` gives what is sent back, by the logits."""
+    drawn = Drawn(rows, turn=turn)
+    sent = closed_forms(model, parameters, plan.layouts, plan.idle, batch, lambda logits: [cotangents(logits)], objective, Scratch(), drawn)
+    if sent.unexpected:
+        raise ModelError(f"used in another way: {sorted(sent.unexpected)}")
+    if plan.batched:
+        batched(model, plan.batched, batch, sent.cotangents, objective, drawn=drawn)
+    chosen = sent.cotangents[0][rows]
+    return Kept(batch, rows, take(batch, rows), sent.logits[rows], chosen, chosen, drawn.parts, drawn.passed, turn=turn)
+
+
+@dataclass(frozen=True)
+class Differences:
+    wrong: set[str] = field(default_factory=set)
+    together: bool = False  # the logits differ already
+    shown: set[str] = field(default_factory=set)  # these have a gradient, and it is right
+    largest: float = 0.0  # difference of a gradient, as a part of it
+
+    def __bool__(self) -> bool:
+        return bool(self.wrong) or self.together
+
+
+class Comparison:
+    """Σ_s r_s · gradient_s over drawn samples of the same form, r random, as the plan attributes it and as a plain pass gives it."""
+
+    def __init__(self, group: Sequence[Kept], plan: Plan, weights: Tensor) -> None:
+        self.weights = weights
+        self.samples = group[0].samples
+        if len(group) > 1:
+            self.samples = combine_tensors([kept.samples for kept in group], lambda parts: torch.cat(list(parts)))
+        self.logits, cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
+        self.weighted = cotangents * weights.to(cotangents.dtype).view(-1, *(1,) * (cotangents.dim() - 1))
+        self.parts = [kept.parts for kept in group]
+        passed = set().union(*(kept.passed for kept in group)) - {name for part in group[0].parts for name in part[:2]}
+        self.names = [name for name in (*plan.layouts, *plan.batched, *plan.idle) if name not in passed]
+        self._attributed: Squares | None = None
+
+    @property
+    def attributed(self) -> Squares:
+        if self._attributed is None:
+            self._attributed = gradients_of(self.parts, self.weights)
+        return self._attributed
+
+    def differences(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        objective: Objective,
+        tolerated: Tolerated,
+        samples: Batch | None = None,
+        names: Sequence[str] | None = None,
+    ) -> Differences:
+        """From a plain pass over the samples, given in another form where wanted; of these names alone, where given."""
+        names = self.names if names is None else names
+        with torch.enable_grad():
+            plain = objective.logits(model, fresh(self.samples if samples is None else samples))
+        if plain.shape != self.logits.shape or not relative_errors([(self.logits, plain)])[0] < tolerated(self.logits):
+            return Differences(set(names), together=True)
+        if not (names and plain.requires_grad):
+            return Differences()
+        # The first layer's, too: torch's GroupNorm crashes in channels-last memory where the gradient of its input is not asked for.
+        normed = any(isinstance(module, nn.GroupNorm) for module in model.modules())
+        asked = parameters if normed else {name: parameters[name] for name in (next(iter(parameters)), *names)}
+        reference = gradients(plain, asked, self.weighted)
+        return judged(self.attributed, {name: reference[name] for name in names}, tolerated)
+
+
+def judged(attributed: Squares, reference: Mapping[str, Tensor | None], tolerated: Tolerated) -> Differences:
+    """Which gradients differ, and which there are."""
+    pairs = {}
+    for name, gradient in reference.items():
+        value = attributed.get(name)
+        if gradient is not None or value is not None:
+            like = gradient if gradient is not None else value
+            assert like is not None
+            pairs[name] = [torch.zeros_like(like) if part is None else part for part in (value, gradient)]
+    if not pairs:
+        return Differences()
+    parts = [part for value, gradient in pairs.values() for part in (value.detach().to(gradient.dtype) - gradient, gradient.detach())]
+    sizes = torch.stack([largest(part).double() for part in parts]).tolist()
+    top, worst, wrong, shown = max(sizes[1::2]), 0.0, set(), set()
+    for (name, (_, gradient)), difference, size in zip(pairs.items(), sizes[::2], sizes[1::2], strict=True):
+        noise = NOISE.get(gradient.dtype, NOISE[torch.float32]) * top
+        if not difference <= max(tolerated(gradient) * size, noise):
+            wrong.add(name)
+            worst = max(worst, difference / size if size else torch.inf)
+        elif size:
+            shown.add(name)
+    return Differences(wrong, False, shown, worst)
+
+
+def allowed(tensor: Tensor) -> float:
+    """How far two sound computations may be apart, as the caller's settings round: TF32 keeps 10 bits."""
+    rounded = tensor.is_cuda and tensor.dtype == torch.float32 and (tf32.in_matmuls() or tf32.in_convolutions())
+    return 0.15 if rounded else tolerance(tensor)
+
+
+def largest(tensor: Tensor) -> Tensor:
+    return tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
+
+
+def check_alone(waiting: Sequence[Kept]) -> None:
+    """Raise InputError where the gradient of a sample's loss is another one beside other samples."""
+    errors = relative_errors([(kept.cotangents, kept.alone) for kept in waiting])
+    if any(not error < allowed(kept.alone) / 10 for error, kept in zip(errors, waiting, strict=True)):
+        rule = "must give each sample its own loss; divisions by a count over the batch, batch statistics and pairs of samples do not"
+        raise InputError("objective.losses", rule, f"a gradient that changes by {max(errors):.1%} with the rest of the batch")

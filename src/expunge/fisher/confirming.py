@@ -1,0 +1,221 @@
+"""Confirm, batch by batch, what a plan attributes to single samples: a few are drawn at random and compared with plain passes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from expunge.data.batches import batch_size, device_of, take
+from expunge.data.objective import Batch, Objective
+from expunge.errors import ModelError
+from expunge.fisher.closed_forms.drawn import TURNS
+from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed, check_alone
+from expunge.fisher.doubting import Doubts
+from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
+from expunge.fisher.samples import fresh, gradients, relative_errors
+from expunge.runtime.modes import Generators
+
+SHARE = 64  # of this many samples one is drawn; at least one of every batch
+FIRST = 16  # samples of a call that are all drawn, since the plan is young; an eighth of it where batches are larger
+IRREGULAR = 8  # of every batch of a model that may choose rows by content
+CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
+HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
+
+
+def waiting_at_most(samples: int) -> int:
+    """How many drawn samples of batches of this size share a plain pass."""
+    return max(1, min(HELD, samples // 8))
+
+
+class Revised(Exception):
+    """The plan does not hold for these parameters: it must be changed, and whatever was added up by it is void."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+class Confirmation:
+    """Draws samples, and compares their logits, the gradients of their losses and those of their weights with plain passes.
+
+    With weights r drawn at random, Σ_s r_s · gradient_s as the plan attributes it must be the gradient of Σ_s r_s · loss_s: a row that is
+    counted to another sample, or belongs to two, carries the wrong weight. One plain pass serves the drawn samples of several batches.
+    `confirmed`: the parameters that had a gradient in such a comparison; where there is none, nothing is shown.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int) -> None:
+        self.model, self.parameters, self.objective = model, parameters, objective
+        self.doubts = Doubts(model, parameters, objective)
+        self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
+        self.confirmed: set[str] = set()
+        self.irregular = False  # the model may choose rows out of sight
+        self.clearances = 0  # how often rounding alone gave the alarm
+        self._drawn, self._steady, self._turn = 0, False, 0
+        self._buffers = [module._buffers for module in model.modules() if module._buffers]
+        self._device = device_of(model)
+        self._on_cuda = self._device.type == "cuda"
+        self._waiting: list[Kept] = []
+
+    def moving(self) -> _Moving:
+        return _Moving.now(self._buffers, self._device)
+
+    def begin(self) -> None:
+        """Start again, on the same data."""
+        self.confirmed.clear()
+        self._waiting.clear()
+        self._drawn = 0
+
+    def steady(self, batch: Batch, before: _Moving) -> None:
+        """Raise ModelError where the output changes from call to call; looked into where random numbers were drawn or buffers moved."""
+        now = self.moving()
+        random = not now.generators.same_as(before.generators) or now.on_device != before.on_device
+        if not random and (self._steady or now.buffers == before.buffers):
+            return
+        with torch.no_grad():
+            first, *others = (self.objective.logits(self.model, fresh(batch)) for _ in range(2 if self._steady else CALLS))
+        self._steady = True
+        noise = max(NOISE.get(first.dtype, tolerance(first)), allowed(first) / 100 if first.is_cuda else 0.0)  # sums in any order
+        if any(other.shape != first.shape for other in others) or any(
+            not error < noise for error in relative_errors([(other, first) for other in others])
+        ):
+            raise ModelError(COUPLED)
+
+    def draw(self, samples: int) -> list[int]:
+        """The numbers of the samples of a batch to be kept."""
+        drawn = 0 if self._on_cuda and samples > FIRST else self._drawn  # as many every time: a CUDA graph is for one number
+        young = (FIRST if samples <= FIRST else FIRST // 8) - drawn
+        count = max(1, samples // SHARE, min(samples, young), min(samples, IRREGULAR) if self.irregular else 0)
+        return [int(row) for row in self.generator.choice(samples, count, replace=False)]
+
+    @property
+    def slot(self) -> int:
+        """The first memory that no waiting sample is in."""
+        used = {kept.slot for kept in self._waiting}
+        return next(number for number in itertools.count() if number not in used)
+
+    def turn(self, samples: int) -> int | None:
+        """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
+        whole = self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
+        return None if whole else self._turn
+
+    def _young(self, samples: int) -> bool:
+        return self._drawn < (FIRST // 2 if samples <= FIRST else FIRST // 8)
+
+    def add(self, kept: Kept, plan: Plan, samples: int) -> None:
+        """Take over what a planned pass kept of its drawn samples; now and then the plain pass is made."""
+        if self._waiting and not self._waiting[0].joins(kept):
+            self.settle(plan)
+        self._waiting.append(kept)
+        limit = waiting_at_most(samples)
+        if self._young(samples) or self.irregular or sum(map(len, self._waiting)) >= limit:
+            self.settle(plan)
+        self._drawn += len(kept)
+
+    def settle(self, plan: Plan) -> None:
+        """Compare all samples that wait."""
+        waiting, self._waiting = self._waiting, []
+        self._turn = (self._turn + 1) % TURNS
+        if not waiting:
+            return
+        check_alone(waiting)
+        groups = [waiting]
+        if len(waiting) == 1 and len(waiting[0]) > 1:  # of one batch: one goes alone, as the definition has it, others in other company
+            few = batch_size(waiting[0].batch) <= FIRST
+            if few and self._drawn < FIRST:
+                self._check_logits_alone(waiting[0], plan)
+            half = 1 + len(waiting[0]) // 2 if few else 1
+            edges = sorted({0, 1, half, len(waiting[0])})
+            groups = [[waiting[0].cut(slice(*ends))] for ends in itertools.pairwise(edges)]
+        for number, group in enumerate(groups):
+            self._compare(group, plan, again=number > 0)
+
+    def _compare(self, group: list[Kept], plan: Plan, again: bool) -> None:
+        """`again`: other samples of this batch were just compared, so that a cheaper form of the plain pass will do where there is one."""
+        weights = torch.from_numpy(self.generator.normal(size=sum(map(len, group)))).to(group[0].logits.device)
+        comparison = Comparison(group, plan, weights)
+        form = self.doubts.unflipped(comparison.samples) if again else None
+        found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated, form)
+        self.confirmed |= found.shown
+        if not found:
+            return
+        if self.doubts.rounding_alone(comparison, group, plan, found, self.tolerated):
+            self.confirmed |= found.wrong
+        else:
+            for kept in group:
+                exact = self.doubts.over_the_whole_batch(kept, plan, found)
+                self._blame(kept, plan, exact)
+                self.confirmed |= exact.shown
+        self.clearances += 1
+
+    def _blame(self, kept: Kept, plan: Plan, found: Differences) -> None:
+        """Raise, where something is wrong."""
+        if found.together:
+            self._explain(kept, plan)
+            if not found.wrong:  # nothing is left that could be computed in another way
+                raise ModelError(COUPLED)
+        if found.wrong:
+            raise Revised(found.wrong)
+
+    def tolerated(self, tensor: Tensor) -> float:
+        """Beyond it a difference is looked into in float64; each false alarm makes the next less likely."""
+        largest = allowed(tensor)
+        return largest if tensor.dtype == torch.float64 else min(largest, largest / 10 * 4**self.clearances)
+
+    def _check_logits_alone(self, kept: Kept, plan: Plan) -> None:
+        """Raise, where a sample has other logits alone: a coupling through few samples (the largest, say) does not show in all company."""
+        alone = self._logits_alone(kept)
+        if alone.shape != kept.logits.shape or not relative_errors([(kept.logits, alone)])[0] < self.tolerated(alone):
+            self._explain(kept, plan)
+            raise Revised({*plan.layouts, *plan.batched, *plan.idle})
+
+    def _logits_alone(self, kept: Kept) -> Tensor:
+        with torch.enable_grad():  # torch has other ways without
+            rows = [take(kept.samples, slice(row, row + 1)) for row in range(len(kept))]
+            return torch.cat([self.objective.logits(self.model, fresh(row)).detach() for row in rows])
+
+    def _explain(self, kept: Kept, plan: Plan) -> None:
+        """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
+        alone = self._logits_alone(kept)
+        with torch.enable_grad():
+            together = self.objective.logits(self.model, fresh(kept.batch))[kept.rows]
+        if together.shape != alone.shape or not relative_errors([(together, alone)])[0] < allowed(together) / 10:
+            raise ModelError(COUPLED)
+
+
+class _Moving(NamedTuple):
+    """What a call of a model in eval mode should leave as it is: random numbers, and the buffers, by identity and version."""
+
+    generators: Generators
+    on_device: bytes  # the state of the GPU's generator
+    buffers: list[tuple[int, int]]
+
+    @classmethod
+    def now(cls, places: Sequence[Mapping[str, Tensor | None]], device: torch.device) -> _Moving:
+        buffers = [(id(buffer), buffer._version) for place in places for buffer in place.values() if buffer is not None]
+        drawn = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
+        return cls(Generators.now(), drawn, buffers)
+
+
+def samples_with_gradient(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], names: Sequence[str], batch: Batch, objective: Objective
+) -> dict[int, set[str]]:
+    """Samples, by number, that have a gradient of at least one of these parameters that no other sample before had, and which."""
+    missing, having = set(names), {}
+    for index in range(batch_size(batch)):
+        if not missing:
+            break
+        with torch.enable_grad():
+            logits = objective.logits(model, fresh(take(batch, slice(index, index + 1))))
+        if not logits.requires_grad:
+            continue
+        found = gradients(logits, parameters, random_like(logits))
+        present = {name for name in missing if (gradient := found[name]) is not None and bool(gradient.any())}
+        if present:
+            having[index] = present
+            missing -= present
+    return having

@@ -1,0 +1,89 @@
+"""Name an objective and its settings, so that sums of different losses can be told apart."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from types import CodeType
+from typing import Any
+
+from torch import Tensor, nn
+
+from expunge.data.objective import Objective, batch_targets, cross_entropy, model_outputs
+from expunge.storage.tensors import add_bytes, weights_digest
+
+PLAIN = (str, bytes, bool, int, float, complex, type(None))
+SHORT = 12  # hexadecimal digits
+
+
+def objective_name(objective: Objective, kind: str = "empirical") -> str:
+    """The loss, its settings, and the functions that give outputs and targets where these are the caller's own.
+
+    A kind that takes the model's own distribution does not ask the loss. An objective keeps the name that it had at first: what a function
+    counts or notes from call to call makes no other loss of it.
+    """
+    try:
+        return _known(objective, kind)
+    except TypeError:  # functions without a hash
+        return _first(objective, kind)
+
+
+def _first(objective: Objective, kind: str) -> str:
+    losses = _name(objective.losses) if objective.losses is not cross_entropy else "cross_entropy"
+    parts = [losses] if kind in ("empirical", "absolute", "loss-batch") else ["own distribution"]
+    own: dict[str, Any] = {"outputs": (objective.outputs, model_outputs), "targets": (objective.targets, batch_targets)}
+    parts += [f"{argument}={_name(function)}" for argument, (function, default) in own.items() if function is not default]
+    return ", ".join(parts)
+
+
+_known = functools.lru_cache(maxsize=4)(_first)  # few, since it holds on to what the functions refer to
+
+
+def _name(function: Callable[..., Any]) -> str:
+    if isinstance(function, functools.partial):
+        settings = [_value(value) for value in function.args] + [
+            f"{key}={_value(value)}" for key, value in sorted(function.keywords.items())
+        ]
+        return f"{_name(function.func)}({', '.join(settings)})"
+    if isinstance(function, nn.Module):
+        tensors = weights_digest(function)[:SHORT] if [*function.parameters(), *function.buffers()] else ""
+        return f"{type(function).__qualname__}({_settings(vars(function))}){tensors}"
+    code = getattr(function, "__code__", None)
+    if code is None:  # an object that can be called, or a function of C
+        own = getattr(function, "__qualname__", None)
+        return own or f"{type(function).__qualname__}({_settings(getattr(function, '__dict__', {}))})"
+    names, cells = code.co_freevars, getattr(function, "__closure__", None) or ()
+    closure = ", ".join(f"{name}={_cell(cell)}" for name, cell in zip(names, cells, strict=True))
+    # A function of one's own keeps its name when its text is changed.
+    return f"{function.__qualname__}({closure}){_digest(code)}"
+
+
+def _settings(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={_value(value)}" for key, value in sorted(values.items()) if not key.startswith("_") and key != "training")
+
+
+def _cell(cell: Any) -> str:
+    try:
+        return _value(cell.cell_contents)
+    except ValueError:  # not set yet
+        return "?"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if isinstance(value, Tensor):
+        digest = hashlib.sha256(str((value.dtype, tuple(value.shape))).encode())
+        add_bytes(digest, value)
+        return digest.hexdigest()[:SHORT]
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_value, value))}]"
+    return _name(value) if callable(value) and not isinstance(value, type) else type(value).__qualname__
+
+
+def _digest(code: CodeType) -> str:
+    constants = [part for part in code.co_consts if isinstance(part, PLAIN)]
+    text = repr((code.co_code, constants, code.co_names))
+    inner = "".join(_digest(part) for part in code.co_consts if isinstance(part, CodeType))
+    return hashlib.sha256((text + inner).encode()).hexdigest()[:SHORT]

@@ -1,0 +1,131 @@
+"""Run one random model: the engine against the definition; and make a failing one smaller."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import expunge.errors
+from expunge import fisher
+from expunge.errors import ExpungeError
+from tests.fuzz.modules import definition
+from tests.fuzz.modules.grammar import Program
+
+EQUAL, REFUSED, INVALID, WRONG = "equal", "refused", "invalid", "wrong"
+OWN_WARNINGS = [kind for kind in vars(expunge.errors).values() if isinstance(kind, type) and issubclass(kind, Warning)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a model ended: equal, refused, or as none should."""
+
+    word: str  # EQUAL, REFUSED, INVALID (the plain model fails on one sample), WRONG, or an exception's name
+    text: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.word not in (EQUAL, REFUSED, INVALID)
+
+
+def run(source: str, on_engine: Callable[[], None] = lambda: None) -> Outcome:
+    """The outcome of a program's text; `on_engine` is called when torch alone is done and the engine begins."""
+    try:
+        space: dict[str, Any] = {"__name__": "program"}
+        exec(compile(source, "program", "exec"), space)
+        with warnings.catch_warnings(record=True) as usual:
+            warnings.simplefilter("always")
+            torch.manual_seed(1)
+            reference = {
+                kind: definition.defined(space["prepared"](), space["batches"](), space["objective"], kind) for kind in space["kinds"]
+            }
+    except Exception:
+        return Outcome(INVALID, traceback.format_exc(limit=-6))
+    finite = all(bool(value.isfinite().all()) for totals in reference.values() for value in totals.values())
+    refusals = []
+    on_engine()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for warning in usual:  # the model's own
+            warnings.filterwarnings("ignore", message=re.escape(str(warning.message)))
+        warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors")  # of encoders without gradients; once in a process
+        for kind in OWN_WARNINGS:
+            warnings.simplefilter("ignore", kind)
+        for kind in space["kinds"]:
+            model = space["prepared"]()
+            before = _state(model)
+            try:
+                squares = fisher.diagonal(model, space["batches"](), kind=kind, objective=space["objective"]).sums
+            except ExpungeError as error:
+                if len(str(error).splitlines()) != 1:
+                    return Outcome("an error of several lines", str(error))
+                if re.search(r"raised \w+(Error|Exception)", str(error)) and _runs(space):
+                    return Outcome("blames what works", str(error))
+                refusals.append(str(error))
+                continue
+            except Exception as error:
+                return Outcome(type(error).__name__, f"{kind}\n{traceback.format_exc(limit=-12)}")
+            if not finite:
+                return Outcome(WRONG, f"{kind}: numbers where the definition has none")
+            if _state(model) != before:
+                return Outcome("the model was changed", kind)
+            if off := definition.differences(squares, reference[kind]):
+                return Outcome(WRONG, f"{kind}: {off}")
+    return Outcome(REFUSED, refusals[0]) if refusals else Outcome(EQUAL)
+
+
+def _runs(space: dict[str, Any]) -> bool:
+    """Whether the plain model and the loss take whole batches."""
+    model, objective = space["prepared"]().eval(), space["objective"]
+    try:
+        for batch in space["batches"]():
+            objective.losses(objective.outputs(model, batch), batch["labels"] if isinstance(batch, dict) else batch[-1]).sum().backward()
+    except Exception:
+        return False
+    return True
+
+
+def _state(model: torch.nn.Module) -> Any:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    flags = {name: (value.requires_grad, value.grad is None, value.detach().numpy().tobytes()) for name, value in tensors.items()}
+    return flags, [module.training for module in model.modules()]
+
+
+def minimised(program: Program, outcome: Outcome, seconds: float = 20.0) -> tuple[Program, Outcome]:
+    """A smaller program that ends with the same word."""
+    until, shrinking = time.monotonic() + seconds, True
+    while shrinking:
+        shrinking = False
+        for smaller in program.smaller():
+            if time.monotonic() > until:
+                return program, outcome
+            ending = run(smaller.source())
+            if ending.word == outcome.word:
+                program, outcome, shrinking = smaller, ending, True
+                break
+    return program, outcome
+
+
+def kept(program: Program, outcome: Outcome) -> str:
+    """A Python file of its own that shows the failure."""
+    notes = "\n".join(f"# {line}" for line in (f"{outcome.word}: {outcome.text}\nmade of: {', '.join(program.names())}").splitlines())
+    loop = inspect.getsource(definition).partition("from __future__ import annotations\n")[2]
+    return f"{notes}\n{program.source()}\n{loop}\n{FOOTER}"
+
+
+FOOTER = """
+if __name__ == "__main__":
+    from expunge import fisher
+
+    for kind in kinds:
+        reference = defined(prepared(), batches(), objective, kind)
+        squares = fisher.diagonal(prepared(), batches(), kind=kind, objective=objective).sums
+        print(kind, differences(squares, reference) or "equal")
+"""
