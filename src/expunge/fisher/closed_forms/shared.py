@@ -4,7 +4,7 @@ With G_nu the gradient of sample n in use u, Σ_n (Σ_u G_nu)² is wanted:
 
 - linear maps   Σ_u g_uᵀ a_u is one product over the positions of all uses, end to end.
 - tables        so are the positions of all lookups.
-- both          with L_n the product and E_n the rows that sample n looks up, (L + E)² = L² + E (E + 2 L), the second part on these rows alone.
+- both          with L_n the product and E_n the rows that sample n looks up, (L + E)² = L² + E (E + 2 L), the latter on these rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Shared:
         for name, lookups in self.lookups.items():
             _add(squares, name, self._pairs(lookups, self.counts[name]).squares())
         for collected in (self.rows, self.products, self.lookups):
-            collected.clear()  # type: ignore[attr-defined]
+            collected.clear()
 
     def _pairs(self, lookups: list[tuple[Tensor, Tensor]], count: int) -> Pairs:
         indices, gradients = (torch.cat(parts, 1) for parts in zip(*lookups, strict=True))

@@ -212,10 +212,9 @@ def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]
             choices[name] = [replace(first, others=tuple(others)) for first, *others in tries]
     if fewer.derived is not None and more.derived is not None:
         for name, rows in more.derived.rows.items():
-            before = fewer.derived.rows.get(name)
-            if rows is not None and before is not None and not more.uses[name] and name not in more.outside and name not in more.chosen:
-                layouts = [layout for layout in infer((before,), (rows,), PROBE) if layout.frames]
-                choices[name] = [replace(layout, derived=True) for layout in layouts]
+            fewer_rows = fewer.derived.rows.get(name)
+            if rows is not None and fewer_rows is not None and not more.uses[name] and name not in more.outside and name not in more.chosen:
+                choices[name] = [replace(layout, derived=True) for layout in infer((fewer_rows,), (rows,), PROBE) if layout.frames]
     return {name: layouts for name, layouts in choices.items() if layouts}
 
 
@@ -251,7 +250,7 @@ def _wrong(
 def _agreeing(squares: Squares, reference: Squares, beside: Mapping[str, str] | None = None) -> set[str]:
     """The names whose squares equal the reference up to rounding.
 
-    Where both are but rounding, as of the bias of attention's keys, that shows nothing; in float64 it may pass, else with the weight beside.
+    Where both are but rounding (the bias of attention's keys) that shows nothing; in float64 it may pass, else with the weight beside.
     """
     alike = {name: tensor for name, tensor in reference.items() if squares[name].shape == tensor.shape}
     errors = relative_errors([(squares[name], tensor) for name, tensor in alike.items()])
