@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from expunge.fisher.closed_forms import convolution, cuda
 from expunge.fisher.closed_forms.convolution import Geometry
+from expunge.fisher.closed_forms.padding import Active
 from expunge.fisher.closed_forms.products import squared_products
 from expunge.fisher.closed_forms.scratch import wide
 from expunge.fisher.closed_forms.uses import Use, as_chosen
@@ -42,18 +43,23 @@ class Linear(torch.autograd.Function):
         use: Use = ctx.use
         with as_chosen(gradient):
             use.keep(partial(_of_linear, ctx.transposed), inputs, gradient)
+            inputs, matrix = inputs.to(gradient.dtype), weight.to(gradient.dtype).t() if ctx.transposed else weight.to(gradient.dtype)
+            in_order = use.layout.dimension == 0 and (use.layout.frames == 1 or use.layout.outer) and gradient.is_contiguous()
+            active = Active.of(use.rows(gradient).flatten(1, -2)) if in_order and gradient[..., 0].numel() > use.samples else None
             if use.weight is not None:
-                a, g = (use.rows(tensor).flatten(1, -2) for tensor in (inputs.to(gradient.dtype), gradient))
+                a, g = (use.rows(tensor).flatten(1, -2) for tensor in (inputs, gradient))
                 if use.has_several(use.weight):
                     assert use.shared is not None
                     use.shared.add_product(use.weight, *((a, g) if ctx.transposed else (g, a)))
                 else:
-                    total = squared_products(a, g, use.scratch, use.weight)
+                    total = squared_products(a, g, use.scratch, use.weight, active)
                     use.squares[use.weight] = total.t() if ctx.transposed else total
             use.add_bias(gradient, -1)
             back = None
-            if ctx.needs_input_grad[2]:
-                back = torch.matmul(gradient, weight.t().to(gradient.dtype) if ctx.transposed else weight.to(gradient.dtype))
+            if ctx.needs_input_grad[2] and active is not None:
+                back = active.put_back(active.taken(gradient) @ matrix, inputs.shape)
+            elif ctx.needs_input_grad[2]:
+                back = torch.matmul(gradient, matrix)
         return None, None, back, None, None
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from expunge.fisher.closed_forms.padding import Active
 from expunge.fisher.closed_forms.products import squared_products
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 
@@ -45,7 +46,7 @@ class Shared:
             _add(squares, name, rows.square().sum(0))
         for name, parts in self.products.items():
             first, second = (torch.cat(uses, 1) if len(uses) > 1 else uses[0] for uses in zip(*parts, strict=True))
-            squares[name] = squared_products(second, first, scratch, name)
+            squares[name] = squared_products(second, first, scratch, name, Active.of(first))
             if name in self.lookups:
                 _add(squares, name, self._pairs(self.lookups.pop(name), self.counts[name]).beside(first, second))
         for name, lookups in self.lookups.items():
