@@ -104,7 +104,8 @@ CASES = {
     "encoder": Case(PaddedEncoder, classified),
     "bert": Case(
         by_transformers(
-            "BertForSequenceClassification", "BertConfig", **SHAPE, intermediate_size=4 * WIDTH, max_position_embeddings=LONGEST, num_labels=CLASSES
+            "BertForSequenceClassification", "BertConfig", **SHAPE, intermediate_size=4 * WIDTH,
+            max_position_embeddings=LONGEST, num_labels=CLASSES,
         ),
         classified,
     ),
@@ -117,7 +118,8 @@ CASES = {
     ),
     "llama": Case(
         by_transformers(
-            "LlamaForCausalLM", "LlamaConfig", **SHAPE, num_key_value_heads=HEADS // 2, intermediate_size=3 * WIDTH, max_position_embeddings=LONGEST, **ENDS
+            "LlamaForCausalLM", "LlamaConfig", **SHAPE, num_key_value_heads=HEADS // 2,
+            intermediate_size=3 * WIDTH, max_position_embeddings=LONGEST, **ENDS,
         ),
         continued,
         tokens=True,
@@ -132,7 +134,8 @@ CASES = {
     ),
     "swin": Case(
         by_transformers(
-            "SwinForImageClassification", "SwinConfig", image_size=64, patch_size=2, embed_dim=48, depths=[2, 2, 2], num_heads=[3, 6, 12], window_size=8, num_labels=CLASSES
+            "SwinForImageClassification", "SwinConfig", image_size=64, patch_size=2, embed_dim=48, depths=[2, 2, 2],
+            num_heads=[3, 6, 12], window_size=8, num_labels=CLASSES,
         ),
         images(64),
     ),

@@ -26,6 +26,7 @@ from expunge.fisher.closed_forms.uses import Use, settle
 from expunge.fisher.planning.derived import DESCRIBING, ELEMENTWISE, Derived
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.provenance import Provenance
+from expunge.fisher.planning.work import Work
 
 LIFTED = "bare"  # the operation's name where a parameter is used outside any known one
 
@@ -35,7 +36,7 @@ class Interception(TorchFunctionMode):
 
     `shapes`  name -> shapes of the outputs of its operations (None where it has no known operation), as seen in the forward pass
     `beside`  a bias -> the weight of the same operation
-    `ways`    name -> its operations
+    `work`    what its gradient takes, in a survey
     `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
@@ -61,7 +62,7 @@ class Interception(TorchFunctionMode):
         self.shapes: dict[str, list[tuple[int, ...] | None]] = {}
         self.beside: dict[str, str] = {}
         self.alone: set[str] = set()
-        self.ways: dict[str, str] = {}
+        self.work = Work(names) if provenance is not None else None
         self.vectors: list[tuple[str, Tensor]] = []
         self.outside: set[str] = set()
         self.uses: Counter[str] = Counter()
@@ -94,6 +95,8 @@ class Interception(TorchFunctionMode):
             if self.provenance.chosen(args, kwargs):
                 self.chosen.update(name for value in (*args, *kwargs.values()) if (name := self.name(value)) is not None)
             self.provenance.note(function, args, kwargs, result)
+        if self.work is not None:
+            self.work.note(function, args, kwargs, result)
         if self.derived is not None:
             self.derived.note(args, kwargs, result, made_of)
         return result

@@ -42,7 +42,8 @@ class Plan:
     batched: list[str] = field(default_factory=list)  # by torch.func
     looped: list[str] = field(default_factory=list)  # one sample at a time
     idle: list[str] = field(default_factory=list)  # not used so far
-    ways: dict[str, str] = field(default_factory=dict)  # the operations of those with closed forms
+    ways: dict[str, str] = field(default_factory=dict)  # the operations they are used in
+    work: dict[str, int] = field(default_factory=dict)  # multiplications behind their gradients
     reasons: dict[str, str] = field(default_factory=dict)  # why others have none
 
     def revise(self, names: set[str]) -> None:
@@ -65,7 +66,7 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     try:
         return _survey(model, parameters, probe, objective, doubting=any(value.dtype != torch.float64 for value in parameters.values()))
     except _Altered:
-        return Plan(looped=list(parameters))
+        return Plan(looped=list(parameters), reasons=dict.fromkeys(parameters, "torch has a fast path that gives other outputs"))
     except _Doubt:
         pass
     try:
@@ -118,7 +119,9 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
         plan.reasons |= dict.fromkeys(set(choices) - set(left), "its closed form fails the check on two samples")
         choices = left
     plan.layouts = {name: untried[0] for name, untried in choices.items()}
-    plan.ways = {name: more.ways.get(name, "bare") for name in plan.layouts}
+    if more.work is not None:
+        plan.ways = {name: " + ".join(sorted(operations)) for name, operations in more.work.operations.items()}
+        plan.work = dict(more.work.multiplications)
     used = {name for watched in (more, fewer) for name in (*+watched.uses, *(watched.derived.rows if watched.derived else ()))}
     plan.idle = [name for name in parameters if not (name in used or bool(reference[name].any()))]
     rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
