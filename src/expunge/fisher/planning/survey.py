@@ -50,7 +50,7 @@ class Plan:
         """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
         for name in names:
             if self.layouts.pop(name, None) is not None:
-                self.reasons[name] = "a later batch did not confirm its closed form"
+                self.reasons[name] = "a later batch did not confirm it"
         self.idle = [name for name in self.idle if name not in names]
         self.batched = [name for name in self.batched if name not in names]
         self.looped += sorted(names - {*self.looped})
@@ -66,7 +66,7 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     try:
         return _survey(model, parameters, probe, objective, doubting=any(value.dtype != torch.float64 for value in parameters.values()))
     except _Altered:
-        return Plan(looped=list(parameters), reasons=dict.fromkeys(parameters, "torch has a fast path that gives other outputs"))
+        return Plan(looped=list(parameters), reasons=dict.fromkeys(parameters, "torch's fast path gives other outputs"))
     except _Doubt:
         pass
     try:
@@ -116,7 +116,7 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
         left = {name: untried[name in wrong :] for name, untried in choices.items() if untried[name in wrong :]}
         if doubting and len(left) < len(choices):
             raise _Doubt
-        plan.reasons |= dict.fromkeys(set(choices) - set(left), "its closed form fails the check on two samples")
+        plan.reasons |= dict.fromkeys(set(choices) - set(left), "its closed form fails the check")
         choices = left
     plan.layouts = {name: untried[0] for name, untried in choices.items()}
     if more.work is not None:
@@ -140,10 +140,10 @@ def _reason(name: str, more: Interception, fewer: Interception) -> str:
     if more.derived is not None and name in more.derived.rows:
         return "made into another weight" if more.derived.rows[name] is None else "used by itself and in tensors made of it"
     if name in more.outside:
-        return "used in an operation without a closed form"
+        return "used in operations without closed form"
     if more.uses[name] != fewer.uses[name]:
-        return "used differently by one sample and by two"
-    return "the samples are not along one dimension of its output"
+        return "one sample and two use it differently"
+    return "samples not along one dimension"
 
 
 def _without_closed_forms(
