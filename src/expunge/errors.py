@@ -42,6 +42,10 @@ class UncheckedWarning(UserWarning):
     """Something that must hold could not be checked, and is left to the caller."""
 
 
+class SlowFisherWarning(UserWarning):
+    """Parameters without a closed form take more than a tenth of the work of a Fisher information."""
+
+
 class NoEffectWarning(UserWarning):
     """A mask changed nothing."""
 

@@ -53,9 +53,6 @@ def test_float32_is_no_worse_than_twice_the_float32_loop(name):
 FALLBACKS = {
     "prelu": {"1.weight"},
     "bilinear": {"layer.weight", "layer.bias"},
-    "called twice": {"layer.weight", "layer.bias"},
-    "shared parameter": {"one.weight"},
-    "tied embedding": {"table.weight"},
     "weight norm": {"direction", "length"},
     "one class token added": {"token"},
 }

@@ -2,6 +2,8 @@
 
 from expunge.fisher.absolute_values import absolute
 from expunge.fisher.engine import KINDS, diagonal
+from expunge.fisher.planning.description import FisherPlan, ParameterPlan
+from expunge.fisher.plans import plan
 from expunge.fisher.sums import FisherSums
 
-__all__ = ["KINDS", "FisherSums", "absolute", "diagonal"]
+__all__ = ["KINDS", "FisherPlan", "FisherSums", "ParameterPlan", "absolute", "diagonal", "plan"]

@@ -15,6 +15,7 @@ from expunge.data.batches import Data, as_batches, batch_size, device_of, take, 
 from expunge.data.calling import out_of_memory
 from expunge.data.classes import check_class_logits
 from expunge.data.objective import Batch, Objective, check_objective
+from expunge.data.tokens import of_tokens
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
@@ -23,6 +24,7 @@ from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
 from expunge.fisher.naming import objective_name
+from expunge.fisher.planning.description import warn_if_slow
 from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
 from expunge.fisher.samples import Squares, batched, looped
@@ -62,6 +64,10 @@ def diagonal(
     kind "batch"      Departure: the released program's rule. For each label the gradient of the batch-mean loss, squared, times the
                       batch-mean probability, one term per batch. It changes with the batch size and is not a sum over samples.
 
+    Where a sample has a distribution at each of several positions (logits (N, K, ...), or (N, tokens, K) with the objective TOKENS),
+    "expected" and "sampled" are of the joint log-probability of its scored positions: Σ_t Σ_k p_tk (∂ log p_tk)², as positions are
+    independent given the input (fisher/token_kinds.py). "expected" takes a pass per position and label, at most 1,024.
+
     Apart from rounding, the result does not depend on the batch size or on the order of the samples. `parameters`: the names of the
     parameters to include (default: all with requires_grad). `batch_size` cuts a dataset; a loader keeps its own batches. `progress`: None
     shows it where standard error is a terminal or a notebook runs. The model, its modes, flags, grads, hooks and the random state are
@@ -72,17 +78,19 @@ def diagonal(
     check_whole("seed", seed, minimum=0)
     objective = Objective() if objective is None else objective
     check_objective(objective)
-    if kind != "empirical":  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
+    if kind != "empirical" and not (
+        of_tokens(objective) and kind != "batch"
+    ):  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
         check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
-    wanted = _wanted(model, parameters)
+    chosen = wanted(model, parameters)
     check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))
     digest = weights_digest(model)
-    with undisturbed(model, wanted):
+    with undisturbed(model, chosen):
         if kind == "batch":
-            adder: _Batchwise | _Samplewise = _Batchwise(model, wanted, objective)
+            adder: _Batchwise | _Samplewise = _Batchwise(model, chosen, objective)
         else:
-            adder = _Samplewise(model, wanted, objective, kind, draws, seed)
+            adder = _Samplewise(model, chosen, objective, kind, draws, seed)
         device = device_of(model)
         while True:
             try:
@@ -148,13 +156,14 @@ class _Samplewise(_Totals):
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, kind: str, draws: int, seed: int
     ) -> None:
         super().__init__(model, parameters, objective)
-        self.cotangents = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
+        self.cotangents = kinds.of_kind(kind, objective)
         self.draws, self.seed = draws if kind == "sampled" else 0, int(seed)
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirmation = Confirmation(model, parameters, objective, self.seed)
         self.confirms = device_of(model).type in CONFIRMED_ON
         self.plan: Plan | None = None
         self.revised = False  # once already
+        self.warned = False  # that it is slow
         self.scratch = Scratch()  # of the step
         self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
@@ -185,6 +194,12 @@ class _Samplewise(_Totals):
     def finish(self) -> None:
         if self.plan is not None:
             self.confirmation.settle(self.plan)
+            self.warn(stacklevel=5)
+
+    def warn(self, stacklevel: int) -> None:
+        """Once per call, where the plan is slow."""
+        if not self.warned and self.plan is not None:
+            self.warned = warn_if_slow(self.plan, list(self.parameters), stacklevel)
 
     def restart(self, names: set[str]) -> None:
         """The named parameters go one sample at a time; all of them, where that was not the end of it."""
@@ -205,6 +220,7 @@ class _Samplewise(_Totals):
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)
+            self.warn(stacklevel=7)
         if not self.confirms:
             return self.planned(batch, noise, [])
         squares = self.planned(batch, noise, self.confirmation.draw(samples))
@@ -344,7 +360,8 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
                 value.grad = gradient
 
 
-def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+def wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters of these names, checked; None: all that require a gradient."""
     check_module(model)
     named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     strange = [name for name, value in (named | buffers).items() if value.is_inference() or (name in named and value.is_complex())]

@@ -7,6 +7,8 @@ A pass with cotangent c_n adds (J_nᵀ c_n)² for every sample n, J_n being the 
 - sampled     `draws` passes with k drawn from q_k ∝ p_k‖e_k − p‖² and c = √(p_k / (draws·q_k)) (p − e_k): the expected one in the mean.
               Plain draws from p return the top label, whose gradient is nearly zero, almost every time; q draws what carries the gradient.
               On trained networks q has the smallest error of three such estimators (benchmarks/sampled_error.py, docs/fisher.md).
+
+Where a sample has a distribution at each of several positions, token_kinds.py has the last two.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import torch
 from torch import Tensor
 
 from expunge.data.objective import Objective
+from expunge.data.tokens import of_tokens
 from expunge.errors import InputError
+from expunge.fisher import token_kinds
 
 Cotangents = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor per pass
 
@@ -32,6 +36,21 @@ def empirical(objective: Objective) -> Cotangents:
             losses = objective.per_sample(outputs.clone(), targets.clone() if isinstance(targets, Tensor) else targets)
             (gradient,) = torch.autograd.grad(losses.sum(), outputs)
         return [gradient]
+
+    return passes
+
+
+def of_kind(kind: str, objective: Objective) -> Cotangents:
+    """The cotangents of a kind, where the objective's outputs are distributions over classes or tokens."""
+    if kind == "empirical":
+        return empirical(objective)
+    one, several = {"expected": (expected, token_kinds.expected), "sampled": (sampled, token_kinds.sampled)}[kind]
+    place = 2 if of_tokens(objective) else 1
+
+    def passes(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
+        if logits.dim() == 2 and place == 1:
+            return one(logits, targets, noise)
+        return several(logits, targets, noise, place)
 
     return passes
 

@@ -18,10 +18,15 @@ from torch.overrides import TorchFunctionMode
 
 from expunge.fisher.closed_forms.convolution import Geometry
 from expunge.fisher.closed_forms.drawn import Drawn
-from expunge.fisher.closed_forms.rules import Affine, Convolution, Embedding, FrozenBatchNorm, Lift, Linear, Use
+from expunge.fisher.closed_forms.rules import Affine, Convolution, FrozenBatchNorm, Linear
 from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.closed_forms.shared import Shared
+from expunge.fisher.closed_forms.tables import Embedding, Lift
+from expunge.fisher.closed_forms.uses import Use, settle
+from expunge.fisher.planning.derived import DESCRIBING, ELEMENTWISE, Derived
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.provenance import Provenance
+from expunge.fisher.planning.work import Work
 
 LIFTED = "bare"  # the operation's name where a parameter is used outside any known one
 
@@ -29,7 +34,10 @@ LIFTED = "bare"  # the operation's name where a parameter is used outside any kn
 class Interception(TorchFunctionMode):
     """While active, records the uses of the named parameters and, where `layouts` knows them, squares their per-sample gradients.
 
-    `shapes`  name -> shape of the output of its operation (None where it has no known operation), as seen in the last forward pass
+    `shapes`  name -> shapes of the outputs of its operations (None where it has no known operation), as seen in the forward pass
+    `beside`  a bias -> the weight of the same operation
+    `work`    what its gradient takes, in a survey
+    `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
     `chosen`  names used on rows that were chosen by their content, where `provenance` follows these
@@ -44,51 +52,86 @@ class Interception(TorchFunctionMode):
         scratch: Scratch,
         provenance: Provenance | None = None,
         drawn: Drawn | None = None,
+        constants: Iterable[Tensor] = (),
     ):
         super().__init__()
         self.names, self.layouts, self.samples, self.scratch, self.provenance = names, layouts, samples, scratch, provenance
         self.drawn, self.reads = drawn, False
         self.chosen: set[str] = set()
         self.squares: dict[str, Tensor] = {}
-        self.shapes: dict[str, tuple[int, ...] | None] = {}
+        self.shapes: dict[str, list[tuple[int, ...] | None]] = {}
+        self.beside: dict[str, str] = {}
+        self.alone: set[str] = set()
+        self.work = Work(names) if provenance is not None else None
         self.vectors: list[tuple[str, Tensor]] = []
         self.outside: set[str] = set()
         self.uses: Counter[str] = Counter()
         self._lifted: dict[str, tuple[tuple[int, ...], Tensor]] = {}
+        several = frozenset(name for name, layout in (layouts or {}).items() if layout.others)
+        self.shared = Shared(several) if several else None
+        followed = None if layouts is None else {name: layout for name, layout in layouts.items() if layout.derived}
+        self.derived = Derived(constants, names, followed, samples) if followed is None or followed else None
+
+    def settle(self, parameters: Mapping[str, Tensor]) -> None:
+        """After a backward pass: square what has waited for its end."""
+        settle(self.squares, self.vectors)
+        if self.shared is not None:
+            self.shared.settle(self.squares, self.scratch)
+        if self.derived is not None:
+            self.derived.settle(parameters, self.squares, self.drawn)
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        rule = RULES.get(function)
+        rule, made_of = RULES.get(function), frozenset[str]()
+        if self.derived is not None:
+            if made_of := self.derived.made_of(function, args, kwargs):
+                rule = _as_it_is
+            else:
+                args, kwargs, failed = self.derived.meet(function, args, kwargs)
+                self.outside |= failed
         self.reads |= rule is None and getattr(function, "__name__", "") in READING
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
         if self.provenance is not None:
             if self.provenance.chosen(args, kwargs):
                 self.chosen.update(name for value in (*args, *kwargs.values()) if (name := self.name(value)) is not None)
             self.provenance.note(function, args, kwargs, result)
+        if self.work is not None:
+            self.work.note(function, args, kwargs, result)
+        if self.derived is not None:
+            self.derived.note(args, kwargs, result, made_of)
         return result
 
     def name(self, parameter: Any) -> str | None:
         return self.names.get(id(parameter)) if isinstance(parameter, Tensor) else None
 
-    def use(self, weight: Any, bias: Any, output: tuple[int, ...] | None, shared: bool = False) -> Use | None:
+    def use(self, weight: Any, bias: Any, output: tuple[int, ...] | None, shared: bool = False, several: bool = True) -> Use | None:
         """Note a use of these parameters; the `Use` to square them with, or None where the operation should run as it is.
 
-        `shared`: the operation has a closed form for an output without a sample dimension, too.
+        `shared`: the operation has a closed form for an output without a sample dimension, too. `several`: also for a parameter that has
+        other uses.
         """
         names = self.name(weight), self.name(bias)
         known = [name for name in names if name is not None]
+        if len(known) == 2:
+            self.beside[known[1]] = known[0]
         for name in known:
             self.uses[name] += 1
-            self.shapes[name] = output
+            self.shapes.setdefault(name, []).append(output)
+        if not several:
+            self.alone.update(known)
         if self.layouts is None or not known:
             return None
-        layouts = {self.layouts.get(name) for name in known}
+        layouts = {self._layout_of_use(name) for name in known}
         layout = layouts.pop()
-        twice = any(self.uses[name] > 1 for name in known)
-        if layout is None or layouts or twice or not (output and layout.fits(output, self.samples) and (layout.frames or shared)):
+        fits = layout is not None and not layout.derived and output and layout.fits(output, self.samples) and (layout.frames or shared)
+        if layout is None or layouts or not fits:
             self.outside.update(known)
             return None
-        return Use(*names, layout, self.samples, self.scratch, self.squares, self.vectors, self.drawn)
+        return Use(*names, layout, self.samples, self.scratch, self.squares, self.vectors, self.drawn, self.shared)
+
+    def _layout_of_use(self, name: str) -> Layout | None:
+        layout = None if self.layouts is None else self.layouts.get(name)
+        return None if layout is None else layout.of_use(self.uses[name] - 1)
 
     def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""
@@ -107,8 +150,8 @@ class Interception(TorchFunctionMode):
                 self.uses[name] += 1
                 self.outside.add(name)
             elif self.layouts is None:
-                self.shapes[name] = None
-            elif name not in self.layouts:
+                self.shapes[name] = [None]
+            elif name not in self.layouts or self.layouts[name].derived:
                 self.outside.add(name)
             else:
                 if lifted is None:
@@ -120,15 +163,6 @@ class Interception(TorchFunctionMode):
 
 
 READING = set("tolist item numpy __array__ __int__ __index__ __float__".split())
-# Reading a parameter's shape or type is not using it.
-DESCRIBING = set(
-    "__get__ __set__ __len__ __hash__ __repr__ dim ndimension size numel nelement stride storage_offset data_ptr type get_device detach "
-    "is_floating_point is_complex is_contiguous element_size".split()
-)
-ELEMENTWISE = set(
-    "add mul sub div true_divide multiply subtract divide add_ mul_ sub_ div_ __add__ __radd__ __mul__ __rmul__ __sub__ __rsub__ "
-    "__truediv__ __iadd__ __imul__ __isub__ __itruediv__".split()
-)
 
 
 def _lifted_shape(label: str, parameter: Tensor, other: Any) -> tuple[int, ...] | None:
@@ -176,7 +210,7 @@ def _convolution(dimensions: int, transposed: bool) -> Callable[..., Any]:
         inputs, weight, bias = arguments["input"], arguments["weight"], arguments.get("bias")
         if inputs.dim() != dimensions + 2:
             return mode.bare(function, args, kwargs)
-        use = mode.use(weight, bias, (inputs.shape[0],))
+        use = mode.use(weight, bias, (inputs.shape[0],), several=False)
         if use is None:
             return function(*args, **kwargs)
         kernel = tuple(weight.shape[2:])
@@ -233,6 +267,10 @@ def _embedding(mode: Interception, function: Any, args: tuple[Any, ...], kwargs:
         return function(*args, **kwargs)
     padding = -1 if padding is None else padding % weight.shape[0]
     return Embedding.apply(use, padding, indices, weight)
+
+
+def _as_it_is(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
 
 
 def _attention(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

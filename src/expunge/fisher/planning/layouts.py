@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,11 +14,21 @@ class Layout:
     `frames` > 1: the dimension holds samples × frames; sample by sample when `outer`, frame by frame when not. The number may differ
     from batch to batch, as lengths do.
     `frames` == 0: the output has no sample dimension (a position table): it is broadcast over the batch.
+    `others`: where they are in the outputs of the parameter's other uses, in their order.
+    `derived`: the parameter is used through tensors made of parameters alone; these are where the rows of the data they meet are.
     """
 
     dimension: int = 0
     frames: int = 1
     outer: bool = True
+    others: tuple[Layout, ...] = ()
+    derived: bool = False
+
+    def of_use(self, number: int) -> Layout | None:
+        """The layout of one of the uses, by its number; None beyond those that are known."""
+        if number == 0:
+            return replace(self, others=()) if self.others else self
+        return self.others[number - 1] if number <= len(self.others) else None
 
     def fits(self, output: tuple[int, ...], samples: int) -> bool:
         """Whether an output of this shape can have it: the number of frames may differ, but one is one, since its order is not known."""

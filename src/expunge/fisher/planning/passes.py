@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from expunge.data.batches import batch_size
 from expunge.data.objective import Batch, Objective
 from expunge.fisher.closed_forms.drawn import Drawn, Part
-from expunge.fisher.closed_forms.rules import settle
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.interception import Interception
 from expunge.fisher.planning.layouts import Layout
@@ -52,7 +51,9 @@ def closed_forms(
         for name, parameter in parameters.items() if observed else ():  # without one the model runs as it is
             parameter.requires_grad_(name in layouts or name in idle)
         scratch.begin(0 if drawn is None else drawn.slot)
-        interception = Interception(names, layouts, batch_size(batch), scratch, drawn=drawn)
+        interception = Interception(
+            names, layouts, batch_size(batch), scratch, drawn=drawn, constants=[*model.parameters(), *model.buffers()]
+        )
         with torch.enable_grad(), interception if observed else nullcontext():
             logits = objective.logits(model, fresh(batch))
         sent, outputs = cotangents(logits), logits.detach()
@@ -64,7 +65,7 @@ def closed_forms(
                 if drawn is not None:
                     drawn.open = number == drawn.number
                 logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent), inputs=wanted)
-            settle(interception.squares, interception.vectors)
+            interception.settle(parameters)
         unexpected = {name for name in observed if parameters[name].grad is not None}
         kept = ([], set()) if drawn is None else (drawn.parts, drawn.passed)
         return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expunge.fisher.planning.constants import Constants
 from expunge.runtime.nested import tensors
 
 # Operations that choose or order rows where their dimension is the first; the place of that argument.
@@ -27,9 +28,8 @@ class Provenance:
     """Follows every operation of a forward pass; `constants` are the model's own tensors."""
 
     def __init__(self, constants: Iterable[Tensor]) -> None:
-        # By id, with the tensors kept alive: an id may be used again once its tensor is gone.
-        self._constant = {id(tensor): tensor for tensor in constants}  # the same for all data
-        self._chosen: dict[int, Tensor] = {}
+        self._constant = Constants(constants)
+        self._chosen: dict[int, Tensor] = {}  # by id, with the tensors kept alive
         self._single: dict[int, Tensor] = {}  # taken out of the batch by number: they may be of different lengths
 
     def chosen(self, *values: Any) -> bool:
@@ -52,15 +52,14 @@ class Provenance:
             chosen = self.chosen(*operands) or self._chooses(label, args, kwargs) or (single and joined)
             self._mark(outputs, self._chosen, chosen)
             self._mark(outputs, self._single, (single and not chosen) or self._takes_one(label, args, kwargs))
-        if all(id(tensor) in self._constant for tensor in tensors(operands)):
-            self._constant |= {id(tensor): tensor for tensor in outputs}
+        self._constant.note(args, kwargs, result)
 
     def _mark(self, outputs: list[Tensor], where: dict[int, Tensor], condition: bool) -> None:
         if condition:
             where |= {id(tensor): tensor for tensor in outputs}
 
     def _fixed(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and id(value) in self._constant
+        return value in self._constant
 
     def _chooses(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether it chooses rows of data by content. Rows of a table of the model's lie as their indices do."""
@@ -91,8 +90,10 @@ class Provenance:
             return False
         if first.dtype == torch.bool:
             return True
-        # Each row by its own number, as in x[arange(N), last], leaves the rows where they are.
-        return not (self._fixed(first) and first.dim() == 1 and torch.equal(first.cpu(), torch.arange(len(first))))
+        # Each row by its own number, as in x[arange(N), last] and mask[arange(N)[:, None, None], columns], leaves the rows where they are.
+        dimensions = max(part.dim() for part in parts if isinstance(part, Tensor))
+        leading = 0 < first.dim() == dimensions and first.numel() == len(first)
+        return not (self._fixed(first) and leading and torch.equal(first.flatten().cpu(), torch.arange(len(first))))
 
     def _takes_one(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if not args or self._fixed(args[0]):

@@ -8,7 +8,7 @@ what that cannot do, one sample after the other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ COUPLED = (
     "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
     "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
 )
+NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
 PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
 
@@ -41,11 +42,15 @@ class Plan:
     batched: list[str] = field(default_factory=list)  # by torch.func
     looped: list[str] = field(default_factory=list)  # one sample at a time
     idle: list[str] = field(default_factory=list)  # not used so far
+    ways: dict[str, str] = field(default_factory=dict)  # the operations they are used in
+    work: dict[str, int] = field(default_factory=dict)  # multiplications behind their gradients
+    reasons: dict[str, str] = field(default_factory=dict)  # why others have none
 
     def revise(self, names: set[str]) -> None:
         """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
         for name in names:
-            self.layouts.pop(name, None)
+            if self.layouts.pop(name, None) is not None:
+                self.reasons[name] = "a later batch did not confirm it"
         self.idle = [name for name in self.idle if name not in names]
         self.batched = [name for name in self.batched if name not in names]
         self.looped += sorted(names - {*self.looped})
@@ -61,7 +66,7 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     try:
         return _survey(model, parameters, probe, objective, doubting=any(value.dtype != torch.float64 for value in parameters.values()))
     except _Altered:
-        return Plan(looped=list(parameters))
+        return Plan(looped=list(parameters), reasons=dict.fromkeys(parameters, "torch's fast path gives other outputs"))
     except _Doubt:
         pass
     try:
@@ -98,24 +103,47 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     together, more = _watched(model, parameters, probe, objective)
     cotangent = random_like(together)
     reference, plain, fewer = _defined(model, parameters, probe, together, cotangent, objective)
-    choices, bare = _choices(fewer, more)
+    choices, plan = _choices(fewer, more), Plan()
     while choices:
         layouts = {name: untried[0] for name, untried in choices.items()}
-        wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective)
-        if wrong is None:  # the pass itself failed: a lifted parameter met an operation that needs its true shape
-            wrong = bare & set(choices) or set(choices)
+        wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective, more.beside)
+        if wrong is None:  # the pass itself failed: a parameter given once per sample met an operation that needs its true shape
+            bare = {name for name in choices if more.shapes.get(name, [None]) == [None] or not layouts[name].frames}
+            wrong = bare or set(choices)
         if not wrong:
             break
+        wrong |= {one for pair in more.beside.items() if wrong & {*pair} for one in pair}  # of one operation: in the same place
         left = {name: untried[name in wrong :] for name, untried in choices.items() if untried[name in wrong :]}
         if doubting and len(left) < len(choices):
             raise _Doubt
+        plan.reasons |= dict.fromkeys(set(choices) - set(left), "its closed form fails the check")
         choices = left
-    plan = Plan({name: untried[0] for name, untried in choices.items()})
-    plan.idle = [name for name in parameters if not (more.uses[name] or fewer.uses[name] or bool(reference[name].any()))]
+    plan.layouts = {name: untried[0] for name, untried in choices.items()}
+    if more.work is not None:
+        plan.ways = {name: " + ".join(sorted(operations)) for name, operations in more.work.operations.items()}
+        plan.work = dict(more.work.multiplications)
+    used = {name for watched in (more, fewer) for name in (*+watched.uses, *(watched.derived.rows if watched.derived else ()))}
+    plan.idle = [name for name in parameters if not (name in used or bool(reference[name].any()))]
     rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
+    plan.reasons |= {name: _reason(name, more, fewer) for name in rest if name not in plan.reasons}
     if rest:
         plan.batched, plan.looped = _without_closed_forms(model, rest, probe, cotangent, reference, objective)
     return plan
+
+
+def _reason(name: str, more: Interception, fewer: Interception) -> str:
+    """Why a parameter has no closed form to try."""
+    if name in more.chosen:
+        return "used on rows chosen by their content"
+    if name in more.alone and more.uses[name] > 1:
+        return "used by a convolution and again"
+    if more.derived is not None and name in more.derived.rows:
+        return "made into another weight" if more.derived.rows[name] is None else "used by itself and in tensors made of it"
+    if name in more.outside:
+        return "used in operations without closed form"
+    if more.uses[name] != fewer.uses[name]:
+        return "one sample and two use it differently"
+    return "samples not along one dimension"
 
 
 def _without_closed_forms(
@@ -133,8 +161,9 @@ def _without_closed_forms(
 def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> tuple[Tensor, Interception]:
     """A plain forward pass, and which parameters it used where."""
     names = {id(parameter): name for name, parameter in parameters.items()}
-    provenance = Provenance([*model.parameters(), *model.buffers()])
-    with torch.enable_grad(), Interception(names, None, batch_size(batch), Scratch(), provenance) as interception:  # some differentiate
+    own = [*model.parameters(), *model.buffers()]
+    watch = Interception(names, None, batch_size(batch), Scratch(), Provenance(own), constants=own)
+    with torch.enable_grad(), watch as interception:  # some differentiate
         return objective.logits(model, fresh(batch)).detach(), interception
 
 
@@ -171,19 +200,29 @@ def _alike(logits: Tensor, reference: Tensor) -> bool:
     return logits.shape == reference.shape and relative_errors([(logits, reference)])[0] < tolerance(reference)
 
 
-def _choices(fewer: Interception, more: Interception) -> tuple[dict[str, list[Layout]], set[str]]:
-    """The layouts to try for each parameter that might have a closed form, and which of these are bare."""
-    choices, bare = {}, set()
-    for name, shape in more.shapes.items():
-        if name in more.outside or name in more.chosen or more.uses[name] > 1 or name not in fewer.shapes:
+def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]:
+    """The layouts to try for each parameter that might have a closed form."""
+    choices = {}
+    for name, shapes in more.shapes.items():
+        before = fewer.shapes.get(name, [])
+        if name in more.outside or name in more.chosen or more.uses[name] > (1 if name in more.alone else len(shapes)):
             continue
-        before = fewer.shapes[name]
-        layouts = [Layout()] if shape is None or before is None else infer(before, shape, PROBE)
-        if layouts:
-            choices[name] = layouts
-        if shape is None:
-            bare.add(name)
-    return choices, bare
+        if len(before) != len(shapes):
+            continue
+        layouts = [_of_use(old, new) for old, new in zip(before, shapes, strict=True)]
+        if all(layouts):  # one after the other, in all uses alike
+            tries = [[uses[min(number, len(uses) - 1)] for uses in layouts] for number in range(max(map(len, layouts)))]
+            choices[name] = [replace(first, others=tuple(others)) for first, *others in tries]
+    if fewer.derived is not None and more.derived is not None:
+        for name, rows in more.derived.rows.items():
+            fewer_rows = fewer.derived.rows.get(name)
+            if rows is not None and fewer_rows is not None and not more.uses[name] and name not in more.outside and name not in more.chosen:
+                choices[name] = [replace(layout, derived=True) for layout in infer((fewer_rows,), (rows,), PROBE) if layout.frames]
+    return {name: layouts for name, layouts in choices.items() if layouts}
+
+
+def _of_use(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> list[Layout]:
+    return [Layout()] if before is None or after is None else infer(before, after, PROBE)
 
 
 def _wrong(
@@ -195,6 +234,7 @@ def _wrong(
     reference: Squares,
     plain: Tensor,
     objective: Objective,
+    beside: Mapping[str, str],
 ) -> set[str] | None:
     """The names whose closed form does not give the reference on the probe; None where the pass cannot be made at all."""
     try:
@@ -203,16 +243,33 @@ def _wrong(
         return None
     if not _alike(result.logits, plain):
         return None
-    expected = {name: reference[name] for name in layouts if name not in result.unexpected}
+    if outside := result.unexpected & set(layouts):
+        return outside
+    expected = {name: reference[name] for name in layouts}
     silent = {name: torch.zeros_like(tensor) for name, tensor in expected.items() if name not in result.squares}
-    return set(layouts) - _agreeing(result.squares | silent, expected)
+    return set(layouts) - _agreeing(result.squares | silent, expected, beside)
 
 
-def _agreeing(squares: Squares, reference: Squares) -> set[str]:
-    """The names whose squares equal the reference up to rounding."""
+def _agreeing(squares: Squares, reference: Squares, beside: Mapping[str, str] | None = None) -> set[str]:
+    """The names whose squares equal the reference up to rounding.
+
+    Where both are but rounding (the bias of attention's keys) that shows nothing; in float64 it may pass, else with the weight beside.
+    """
     alike = {name: tensor for name, tensor in reference.items() if squares[name].shape == tensor.shape}
     errors = relative_errors([(squares[name], tensor) for name, tensor in alike.items()])
-    return {name for (name, tensor), error in zip(alike.items(), errors, strict=True) if error < tolerance(tensor)}
+    agreeing = {name for (name, tensor), error in zip(alike.items(), errors, strict=True) if error < tolerance(tensor)}
+    if len(agreeing) == len(reference):
+        return agreeing
+    sizes = {
+        name: max((float(part.abs().max()) for part in (squares[name], tensor) if part.numel()), default=0.0)
+        for name, tensor in alike.items()
+    }
+    top = max((float(tensor.max()) for tensor in reference.values() if tensor.numel()), default=0.0)
+    for name, tensor in alike.items():
+        faint = sizes[name] <= NOISE.get(tensor.dtype, NOISE[torch.float32]) ** 2 * top
+        if faint and (tensor.dtype == torch.float64 or (beside or {}).get(name) in agreeing):
+            agreeing.add(name)
+    return agreeing
 
 
 def tolerance(tensor: Tensor) -> float:

@@ -1,0 +1,31 @@
+"""Plan the computation of a Fisher information without doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from expunge.data.batches import batch_size, device_of, to_device
+from expunge.data.objective import Batch, Objective, check_objective
+from expunge.errors import InputError
+from expunge.fisher.engine import undisturbed, wanted
+from expunge.fisher.planning.description import FisherPlan, described
+from expunge.fisher.planning.survey import survey
+from expunge.model.checks import check_batch
+
+
+def plan(model: nn.Module, batch: Batch, *, objective: Objective | None = None, parameters: Iterable[str] | None = None) -> FisherPlan:
+    """Which parameter `fisher.diagonal` computes how, from the first two samples of a batch of at least two.
+
+    By closed form: in the one forward and backward pass. By torch.func: in a second such pass, under vmap. In a loop: in a pass per
+    sample. Idle: these samples do not use it. `parameters` as in `fisher.diagonal`. The model is left as it was.
+    """
+    objective = Objective() if objective is None else objective
+    check_objective(objective)
+    chosen = wanted(model, parameters)
+    check_batch(batch, "batch", objective)
+    if batch_size(batch) < 2:
+        raise InputError("batch", "must hold at least two samples", batch_size(batch))
+    with undisturbed(model, chosen):
+        return described(survey(model, chosen, to_device(batch, device_of(model)), objective), list(chosen))
