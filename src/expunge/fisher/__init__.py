@@ -1,7 +1,8 @@
 """Compute the exact diagonal of the Fisher information of any module, and add up its sums."""
 
 from expunge.fisher.absolute_values import absolute
+from expunge.fisher.chunks import by_chunks, by_group
 from expunge.fisher.engine import KINDS, diagonal
 from expunge.fisher.sums import FisherSums
 
-__all__ = ["KINDS", "FisherSums", "absolute", "diagonal"]
+__all__ = ["KINDS", "FisherSums", "absolute", "by_chunks", "by_group", "diagonal"]

@@ -73,7 +73,7 @@ def diagonal(
     check_objective(objective)
     if kind != "empirical":  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
         check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
-    wanted = _wanted(model, parameters)
+    wanted = wanted_parameters(model, parameters)
     check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))
     digest = weights_digest(model)
@@ -344,7 +344,7 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
                 value.grad = gradient
 
 
-def _wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+def wanted_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
     check_module(model)
     named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     strange = [name for name, value in (named | buffers).items() if value.is_inference() or (name in named and value.is_complex())]
