@@ -75,7 +75,7 @@ fisher.by_chunks(model, slow, keep="pass", **sharing.CUT).save(f"sums-{distribut
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0])  # the harder: it serves the store
 def test_the_others_do_the_chunks_of_a_process_that_is_killed(tmp_path, alone, victim):
     started = processes.start(KILLED, tmp_path, 2)
     holds = f"(process {started[victim].pid} "

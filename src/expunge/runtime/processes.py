@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as distributed
@@ -20,6 +20,7 @@ import torch.distributed as distributed
 from expunge.errors import ExpungeError, MismatchError
 
 PATIENCE = 300.0  # seconds to wait for other processes
+LINGER = 3.0  # seconds
 MOMENT = 0.02  # seconds between two looks
 _meetings = itertools.count()  # every process makes the same calls in the same order
 
@@ -56,13 +57,18 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
         own = dict(describe())
     except BaseException as error:
         _store().set(f"{meeting}/{rank()}", json.dumps({"failed": f"{type(error).__name__}: {error}"}))
+        _linger(meeting)
         raise
     _store().set(f"{meeting}/{rank()}", json.dumps({"described": own}))
-    answers = _answers(meeting, patience)
-    for number, answer in enumerate(answers):
-        if "failed" in answer:
-            raise MissingProcessError(f"rank {number} failed: {answer['failed']}")
-    _compare([answer["described"] for answer in answers])
+    try:
+        answers = _answers(meeting, patience)
+        for number, answer in enumerate(answers):
+            if "failed" in answer:
+                raise MissingProcessError(f"rank {number} failed: {answer['failed']}")
+        _compare([answer["described"] for answer in answers])
+    except ExpungeError:
+        _linger(meeting)
+        raise
     return own
 
 
@@ -79,13 +85,24 @@ def told_by_first(text: str | None, patience: float = PATIENCE) -> str:
 
 def is_last(meeting: str) -> bool:
     """Whether all other processes were here before, with the same word. Nobody waits."""
-    return world_size() == 1 or _store().add(f"expunge/last/{meeting}", 1) == world_size()
+    try:
+        return world_size() == 1 or _store().add(f"expunge/last/{meeting}", 1) == world_size()
+    except RuntimeError:  # the process that serves the store was here, and has ended
+        return True
 
 
 def _answers(meeting: str, patience: float) -> list[dict[str, Any]]:
     keys = [f"{meeting}/{number}" for number in range(world_size())]
     _wait(keys, patience, range(world_size()))
     return [json.loads(_store().get(key)) for key in keys]
+
+
+def _linger(meeting: str) -> None:
+    """Before an error ends this process, let the others read: without torchrun, rank 0 serves the store, and takes it along."""
+    with suppress(RuntimeError):
+        _store().set(f"{meeting}/read/{rank()}", "")
+        with suppress(MissingProcessError):
+            _wait([f"{meeting}/read/{number}" for number in range(world_size())], LINGER if rank() == 0 else 0.0, range(world_size()))
 
 
 def _wait(keys: list[str], patience: float, ranks: Any) -> None:
@@ -120,6 +137,4 @@ def _together() -> bool:
 
 
 def _store() -> Any:
-    store = distributed.distributed_c10d._get_default_store()
-    store.set_timeout(timedelta(seconds=PATIENCE))
-    return store
+    return distributed.distributed_c10d._get_default_store()
