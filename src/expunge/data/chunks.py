@@ -12,11 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from expunge.data.batches import Batches, Data, as_batches, read_batches, row_reader
-from expunge.data.digest import data_digest
+from expunge.data.digest import add_batch, data_digest
 from expunge.data.objective import Batch
 from expunge.errors import InputError
 from expunge.runtime.modes import seeded
-from expunge.runtime.nested import tensors
 from expunge.storage.tensors import add_bytes
 from expunge.validate import check_whole
 
@@ -94,7 +93,7 @@ def _of_rows(
             digest.update(f"{name}|".encode())
             add_bytes(digest, rows)
         grouped = digest.hexdigest()
-    described = f"{samples} samples, batches of {batch_size}, {per_chunk} per chunk, {grouped}, {_fingerprint(dataset, samples, argument)}"
+    described = f"{samples} samples, batches of {batch_size}, {per_chunk} per chunk, {grouped}, {fingerprint(dataset, samples, argument)}"
     return Chunks(lambda number: read(rows_of(number)), names, hashlib.sha256(described.encode()).hexdigest())
 
 
@@ -121,7 +120,7 @@ def _of_batches(batches: list[Batch], per_chunk: int, groups: Any, argument: str
         raise InputError("groups", "needs a dataset, of which single samples can be taken", f"a list of {len(batches)} batches")
     digest = hashlib.sha256(f"{per_chunk} per chunk|".encode())
     for batch in batches:
-        _add(digest, batch)
+        add_batch(digest, batch)
 
     def read(number: int) -> Batches:
         part = batches[number * per_chunk : (number + 1) * per_chunk]
@@ -146,20 +145,14 @@ def _members(groups: Any, samples: int) -> Iterator[tuple[str, Tensor]]:
         yield str(name), rows
 
 
-def _fingerprint(dataset: Any, samples: int, argument: str) -> str:
+def fingerprint(dataset: Any, samples: int, argument: str) -> str:
     """All bytes of the tensors that a dataset shows, and those of some samples spread over it, which may be read from anywhere."""
     digest, reader = hashlib.sha256(f"{data_digest(dataset)}|".encode()), row_reader(dataset, argument)
     rows = torch.linspace(0, samples - 1, min(SPREAD, samples), dtype=torch.float64).round().long().unique()
     with seeded(0, torch.device("cpu")):
         for row in rows.split(1):
             try:
-                _add(digest, reader(row))
+                add_batch(digest, reader(row))
             except InputError:  # samples that only the loader's own function can collate
                 continue
     return digest.hexdigest()
-
-
-def _add(digest: hashlib._Hash, batch: Batch) -> None:
-    for tensor in tensors(batch):
-        digest.update(f"{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        add_bytes(digest, tensor)
