@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -65,8 +66,12 @@ class Share:
         self.counted = 0.0  # samples of this part, 0 for a process that has none of a small batch
         self.whole_loss = torch.zeros((), device=self.device)
         self._settled = False
-        self._computation = _Computation(model)
-        self._parallel = DistributedDataParallel(self._computation, broadcast_buffers=False, find_unused_parameters=True, init_sync=False)
+        self._computation = _Computation(model, self.device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers: what comes in its place cannot leave them alone yet
+            self._parallel = DistributedDataParallel(
+                self._computation, broadcast_buffers=False, find_unused_parameters=True, init_sync=False
+            )
 
     @classmethod
     @contextmanager
@@ -75,8 +80,12 @@ class Share:
         processes.agree(lambda: _described(model, tuning, plan, settings, done), _patience[-1])
         with _named_failures():
             share = cls(model, tuning, sum(len(phase.batches) for parts in plan[:done] for phase in parts))
-        with synchronised(model, share.add_up, lambda: share.counted > 0):
-            yield share
+        try:
+            with synchronised(model, share.add_up, lambda: share.counted > 0):
+                yield share
+        finally:  # at once: its hooks on the model's gradients would wait for the garbage collector
+            share._computation.compute = _nothing
+            del share._parallel
 
     def loss(self, compute: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
         """The loss of this process's part, scaled so that the mean of all gradients is the gradient of the whole batch.
@@ -128,13 +137,18 @@ class Share:
 class _Computation(nn.Module):
     """What DistributedDataParallel wraps: the model stays itself, so that it is called by the names of its own arguments."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
         super().__init__()
         self.model = model
-        self.compute: Callable[[], Tensor] = lambda: torch.zeros(())
+        self.unused = nn.Parameter(torch.zeros(1, device=device))  # torch would print a warning where every parameter is used
+        self.compute: Callable[[], Tensor] = _nothing
 
     def forward(self) -> Tensor:
         return self.compute()
+
+
+def _nothing() -> Tensor:
+    return torch.zeros(())
 
 
 @contextmanager
