@@ -109,14 +109,6 @@ TRAININGS = {
     "batches": batches,
     "taught": taught,
 }
-    "unlearn": forgotten,
-    "twice": twice,
-    "sgd": sgd,
-    "adam": adam_masked,
-    "batch norm": batch_norm,
-    "batches": batches,
-    "taught": taught,
-}
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
