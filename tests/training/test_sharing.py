@@ -36,7 +36,8 @@ def test_the_weights_of_one_process(tmp_path, size):
     for name, training in sharing.TRAININGS.items():
         alone = sharing.weights(training())
         for found in ranks:
-            assert worst(found[name], alone) <= 1e-12, name
+            # A BatchNorm divides by the deviation of the last batch, two samples, which may be small: rounding grows.
+            assert worst(found[name], alone) <= (1e-9 if name in ("batch norm", "twice") else 1e-12), name
             assert all(torch.equal(found[name][key], ranks[0][name][key]) for key in alone)
 
 
