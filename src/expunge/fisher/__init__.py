@@ -3,6 +3,7 @@
 from expunge.fisher.absolute_values import absolute
 from expunge.fisher.chunks import by_chunks, by_group
 from expunge.fisher.engine import KINDS, diagonal
+from expunge.fisher.sharded import load_sums, save_sums, sharded_diagonal
 from expunge.fisher.sums import FisherSums
 
-__all__ = ["KINDS", "FisherSums", "absolute", "by_chunks", "by_group", "diagonal"]
+__all__ = ["KINDS", "FisherSums", "absolute", "by_chunks", "by_group", "diagonal", "load_sums", "save_sums", "sharded_diagonal"]
