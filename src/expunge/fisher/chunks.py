@@ -18,6 +18,7 @@ from expunge.errors import naming
 from expunge.fisher.engine import KINDS, MAX_DRAWS, diagonal, wanted_parameters
 from expunge.fisher.naming import objective_name
 from expunge.fisher.sums import FisherSums
+from expunge.model.copying import unwrapped
 from expunge.runtime.processes import PATIENCE
 from expunge.runtime.progress import is_shown
 from expunge.storage.folding import Sums
@@ -74,6 +75,7 @@ def by_group(
     check_objective(objective)
     if kind != "empirical":
         check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
+    model = unwrapped(model)
     names, digest, device, described = [], "", device_of(model), objective_name(objective, kind)
 
     def prepare() -> tuple[Chunks, Mapping[str, str]]:

@@ -25,6 +25,7 @@ from expunge.fisher.naming import objective_name
 from expunge.fisher.samples import fresh
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_batch, check_module
+from expunge.model.copying import unwrapped
 from expunge.runtime import processes
 from expunge.runtime.modes import in_mode, safe_norms, seeded, unchanged
 from expunge.storage.sharded import check_rows, is_sharded, like, load_sharded, local, save_sharded
@@ -53,6 +54,7 @@ def sharded_diagonal(
     touches another. Where FSDP2 would reduce gradients g_r of W processes into shards, Σ_r g_r² is reduced instead: no process ever holds
     more of the sums than its shards. One sample per process and pass: on a model that fits into one device `by_chunks` is faster.
     """
+    model = unwrapped(model)
     check_module(model)
     check_choice("kind", kind, KINDS)
     for argument, value in {"draws": draws, "batch_size": batch_size}.items():

@@ -19,6 +19,7 @@ from expunge.errors import InputError, naming
 from expunge.fisher.naming import objective_name
 from expunge.metrics.accuracy import check_numbers, check_targets
 from expunge.model.checks import check_module
+from expunge.model.copying import unwrapped
 from expunge.runtime.modes import in_mode, seeded, unchanged
 from expunge.runtime.processes import PATIENCE
 from expunge.storage.folding import Sums
@@ -64,6 +65,7 @@ def by_chunks(
     Every sample counts once, and the numbers are the same bits for any number of processes on one type of machine. Where the outputs are
     not class logits, no labels are counted. NaN among the logits or losses raises `DivergedError`.
     """
+    model = unwrapped(model)
     check_module(model)
     check_objective(objective)
     check_whole("threads", threads, minimum=1, maximum=1024)

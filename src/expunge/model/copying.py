@@ -20,3 +20,8 @@ def copied(model: nn.Module) -> nn.Module:
             return copy.deepcopy(model, memo)
         except (RuntimeError, TypeError) as error:
             raise ModelError(f"model: must be something copy.deepcopy can copy; found: {str(error).splitlines()[0]}") from error
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside torch's DistributedDataParallel, as accelerate prepares models too: the same weights under their own names."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model

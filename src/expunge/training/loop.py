@@ -21,6 +21,7 @@ from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened
+from expunge.model.copying import unwrapped
 from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
@@ -79,6 +80,7 @@ def train(
 
     On CUDA, where the data are tensors on the device and the model has no hooks, each step runs as one CUDA graph.
     """
+    model = unwrapped(model) if sharing.is_shared() else model
     check_training(model, tuning, objective)
     batches = as_batches(data, "data", tuning.batch_size)
     hold = partial(holding.freeze, model, mask) if mask is not None else None
