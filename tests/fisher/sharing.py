@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 KINDS = ("empirical", "sampled", "batch")
 CUT = {"batch_size": 16, "batches_per_chunk": 2}
@@ -22,6 +23,16 @@ def case() -> tuple[nn.Module, TensorDataset]:
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 5)
         )
         return model, TensorDataset(torch.randn(523, 3, 8, 8), torch.randint(0, 5, (523,)))
+
+
+class Stream(IterableDataset):
+    """The same samples, which can only be read from their beginning, and are not counted."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        return (self.data[number] for number in range(len(self.data)))
 
 
 class Slow(Dataset):

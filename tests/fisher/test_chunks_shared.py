@@ -29,6 +29,7 @@ for kind in sharing.KINDS:
     fisher.by_chunks(model, data, kind=kind, **sharing.CUT).save(f"{kind}-{rank}.safetensors")
 for name, sums in fisher.by_group(model, data, data.tensors[1], keep="groups", **sharing.CUT).items():
     sums.save(f"group-{name}-{rank}.safetensors")
+fisher.by_chunks(model, sharing.Stream(data), **sharing.CUT).save(f"stream-{rank}.safetensors")
 print(metrics.by_chunks(model, data, **sharing.CUT))
 """
 
@@ -38,6 +39,7 @@ def alone() -> dict[str, FisherSums]:
     model, data = sharing.case()
     sums = {kind: fisher.by_chunks(model, data, kind=kind, **sharing.CUT) for kind in sharing.KINDS}
     groups = fisher.by_group(model, data, data.tensors[1], **sharing.CUT)
+    sums["stream"] = sums["empirical"]
     return sums | {f"group-{name}": part for name, part in groups.items()}
 
 

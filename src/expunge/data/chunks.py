@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Sub
 from expunge.data.batches import Batches, Data, as_batches, read_batches, row_reader
 from expunge.data.digest import add_batch, data_digest
 from expunge.data.objective import Batch
+from expunge.data.streams import Cursor, Shards
 from expunge.errors import InputError
 from expunge.runtime.modes import seeded
 from expunge.storage.tensors import add_bytes
@@ -49,13 +51,17 @@ def cut(
     """Chunks of `batches_per_chunk` batches, in the order of the data; the last of a group may be smaller. No sample is in two.
 
     A dataset with a length is cut into batches of `batch_size`; a loader that reads one in order keeps its batch size and its workers; a
-    list of batches keeps its batches. With `groups`, one name or number per sample of a dataset, a chunk holds samples of one group: groups
-    come in the order of their names (numbers by size), samples in the order of the data.
+    list of batches keeps its batches. A source of `Shards` is a chunk. An IterableDataset, or a loader of one, is read from its start by
+    every process, which leaves out the chunks of others; where it has no length it is read once more before, to count. With `groups`, one
+    name or number per sample of a dataset, a chunk holds samples of one group: groups come in the order of their names (numbers by size),
+    samples in the order of the data.
     """
     check_whole("batch_size", batch_size, minimum=1)
     check_whole("batches_per_chunk", batches_per_chunk, minimum=1)
+    if isinstance(data, Shards):
+        return _of_shards(data, int(batch_size), groups, argument)
     if isinstance(data, IterableDataset) or (isinstance(data, DataLoader) and isinstance(data.dataset, IterableDataset)):
-        raise InputError(argument, "must have a length and an order to be shared", type(data).__name__)
+        return _of_stream(as_batches(data, argument, int(batch_size)), int(batches_per_chunk), groups, argument)
     if isinstance(data, DataLoader):
         return _of_loader(data, int(batches_per_chunk), groups, argument)
     batches = as_batches(data, argument, int(batch_size))
@@ -116,8 +122,7 @@ def _of_loader(loader: DataLoader[Any], per_chunk: int, groups: Any, argument: s
 
 
 def _of_batches(batches: list[Batch], per_chunk: int, groups: Any, argument: str) -> Chunks:
-    if groups is not None:
-        raise InputError("groups", "needs a dataset, of which single samples can be taken", f"a list of {len(batches)} batches")
+    _refuse(groups, batches)
     digest = hashlib.sha256(f"{per_chunk} per chunk|".encode())
     for batch in batches:
         add_batch(digest, batch)
@@ -127,6 +132,38 @@ def _of_batches(batches: list[Batch], per_chunk: int, groups: Any, argument: str
         return Batches(lambda seed: iter(part), len(part))
 
     return Chunks(read, [ALL] * -(-len(batches) // per_chunk), digest.hexdigest())
+
+
+def _of_shards(shards: Shards, batch_size: int, groups: Any, argument: str) -> Chunks:
+    _refuse(groups, shards)
+    digest = hashlib.sha256(f"{batch_size}|{shards.described()}|".encode())
+    for number in _spread(len(shards.sources)):
+        for batch in islice(shards.batches(number, 1, argument), 1):
+            add_batch(digest, batch)
+    return Chunks(lambda number: shards.batches(number, batch_size, argument), [ALL] * len(shards.sources), digest.hexdigest())
+
+
+def _of_stream(batches: Batches, per_chunk: int, groups: Any, argument: str) -> Chunks:
+    _refuse(groups, batches.source)
+    digest, cursor = hashlib.sha256(f"{per_chunk} per chunk|".encode()), Cursor(batches, argument)
+    for batch in batches if batches.known is None else islice(batches, 1):
+        add_batch(digest, batch)
+    length = len(batches)
+    digest.update(str(length).encode())
+
+    def read(number: int) -> Batches:
+        return cursor.part(number * per_chunk, min(length, (number + 1) * per_chunk))
+
+    return Chunks(read, [ALL] * -(-length // per_chunk), digest.hexdigest())
+
+
+def _refuse(groups: Any, data: Any) -> None:
+    if groups is not None:
+        raise InputError("groups", "needs a dataset, of which single samples can be taken", type(data).__name__)
+
+
+def _spread(size: int) -> list[int]:
+    return torch.linspace(0, size - 1, min(SPREAD, size), dtype=torch.float64).round().long().unique().tolist()
 
 
 def _members(groups: Any, samples: int) -> Iterator[tuple[str, Tensor]]:
@@ -148,11 +185,10 @@ def _members(groups: Any, samples: int) -> Iterator[tuple[str, Tensor]]:
 def fingerprint(dataset: Any, samples: int, argument: str) -> str:
     """All bytes of the tensors that a dataset shows, and those of some samples spread over it, which may be read from anywhere."""
     digest, reader = hashlib.sha256(f"{data_digest(dataset)}|".encode()), row_reader(dataset, argument)
-    rows = torch.linspace(0, samples - 1, min(SPREAD, samples), dtype=torch.float64).round().long().unique()
     with seeded(0, torch.device("cpu")):
-        for row in rows.split(1):
+        for row in _spread(samples):
             try:
-                add_batch(digest, reader(row))
+                add_batch(digest, reader(torch.tensor([row])))
             except InputError:  # samples that only the loader's own function can collate
                 continue
     return digest.hexdigest()

@@ -7,7 +7,6 @@ and on nccl they need a GPU.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import socket
 import time
@@ -20,6 +19,7 @@ import torch.distributed as distributed
 from expunge.errors import ExpungeError, MismatchError
 
 PATIENCE = 300.0  # seconds to wait for other processes
+RECORD, UNIT = "\x1e", "\x1f"  # ASCII's separators
 LINGER = 3.0  # seconds
 MOMENT = 0.02  # seconds between two looks
 _meetings = itertools.count()  # every process makes the same calls in the same order
@@ -56,16 +56,16 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
     try:
         own = dict(describe())
     except BaseException as error:
-        _store().set(f"{meeting}/{rank()}", json.dumps({"failed": f"{type(error).__name__}: {error}"}))
+        _store().set(f"{meeting}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}))
         _linger(meeting)
         raise
-    _store().set(f"{meeting}/{rank()}", json.dumps({"described": own}))
+    _store().set(f"{meeting}/{rank()}", _text(own))
     try:
         answers = _answers(meeting, patience)
         for number, answer in enumerate(answers):
-            if "failed" in answer:
-                raise MissingProcessError(f"rank {number} failed: {answer['failed']}")
-        _compare([answer["described"] for answer in answers])
+            if "" in answer:  # no description, but an error
+                raise MissingProcessError(f"rank {number} failed: {answer['']}")
+        _compare(answers)
     except ExpungeError:
         _linger(meeting)
         raise
@@ -91,10 +91,16 @@ def is_last(meeting: str) -> bool:
         return True
 
 
-def _answers(meeting: str, patience: float) -> list[dict[str, Any]]:
+def _text(described: Mapping[str, str]) -> str:
+    """Entries between characters that no text has: what other processes send is split, and not parsed."""
+    return RECORD.join(f"{name}{UNIT}{value.replace(RECORD, ' ')}" for name, value in described.items())
+
+
+def _answers(meeting: str, patience: float) -> list[dict[str, str]]:
     keys = [f"{meeting}/{number}" for number in range(world_size())]
     _wait(keys, patience, range(world_size()))
-    return [json.loads(_store().get(key)) for key in keys]
+    texts = [_store().get(key).decode() for key in keys]
+    return [{name: value for name, _, value in (entry.partition(UNIT) for entry in text.split(RECORD))} for text in texts]
 
 
 def _linger(meeting: str) -> None:
