@@ -38,6 +38,7 @@ class Bench:
     data: str | None
     device: str | None
     jobs: int | None
+    on: str
     compile: bool
     retrained: bool
     dry_run: bool
@@ -58,6 +59,7 @@ def bench_command(
     data: str | None = None,
     device: str | None = None,
     jobs: int | None = None,
+    on: Literal["processes", "ray"] = "processes",
     compile: bool = False,
     retrained: bool = True,
     dry_run: bool = False,
@@ -78,13 +80,14 @@ def bench_command(
         data: Folder of the datasets; without it EXPUNGE_DATA, else ./data.
         device: cuda or cpu; without it what there is.
         jobs: Processes that share the work; without it one on a GPU, one per core on a CPU.
+        on: processes of this machine, or the cells as tasks of a Ray cluster (RAY_ADDRESS, else this machine), which sees the folders.
         compile: Train networks through torch.compile: faster on a GPU, where many are to be trained.
         retrained: Train the networks to compare with. Without, cells use those that exist, and measures that need one may be missing.
         dry_run: Print what would run, and for how long.
         cells: Write the cells to this file, for `python -m expunge.experiments.worker`.
         format: Of tables.
     """
-    return Bench(do, names, profile, seeds, models, methods, only, out, data, device, jobs, compile, retrained, dry_run, cells, format)
+    return Bench(do, names, profile, seeds, models, methods, only, out, data, device, jobs, on, compile, retrained, dry_run, cells, format)
 
 
 def run_bench(options: Bench) -> int:
@@ -177,6 +180,7 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
         compiled=options.compile,
         retrained=options.retrained,
         jobs=jobs_for(place.device.type, options.jobs),
+        on=options.on,  # type: ignore[arg-type]
     )
     if options.cells is not None:
         write_json(options.cells, encode(work))

@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from expunge.data.indices import resolved, size_of, subset_rows
 from expunge.errors import InputError
+from expunge.runtime.nested import tensors
 from expunge.storage.tensors import add_bytes
 
 CHUNK = 64 << 20  # bytes taken at once, for the memory's sake; the digest does not depend on it
@@ -29,6 +30,13 @@ def data_digest(data: Any) -> str | None:
         return digest.hexdigest() if _add(digest, dataset, torch.arange(size_of(dataset) or 0)) else None
     except InputError:  # raised when the data are read, not here
         return None
+
+
+def add_batch(digest: hashlib._Hash, batch: Any) -> None:
+    """Add the types, shapes and bytes of all tensors of a batch."""
+    for tensor in tensors(batch):
+        digest.update(f"{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        add_bytes(digest, tensor)
 
 
 def _add(digest: hashlib._Hash, dataset: Any, rows: Tensor) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from expunge.editing import sharded_masks
 from expunge.errors import InputError, ModelError
+from expunge.storage.sharded import is_sharded
 from expunge.validate import check_choice, check_number
 
 Mask = dict[str, Tensor]  # parameter name -> bool tensor of the parameter's shape, True where masked
@@ -65,7 +68,8 @@ def select(
     ("channel"); its score is the mean over its weights.
 
     Exactly that many units, the same ones on any device: of equal scores those of earlier candidates, then of lower index, come first.
-    So masks of the same score are nested as the ratio grows. Without `candidates` all of the score counts, in its order.
+    So masks of the same score are nested as the ratio grows. Without `candidates` all of the score counts, in its order. A score whose
+    tensors are sharded (FSDP2) gives the same mask, sharded likewise; all processes must call it.
 
     Paper: "select top R parameters according to F_f,jj − F_r,jj".
     Departures: the released program masks kernels of convolutions and single weights of linear layers, `granularity="kernel"`, and
@@ -79,6 +83,10 @@ def select(
     unknown = [name for name in names if name not in score]
     if unknown or len(set(names)) != len(names) or not names:
         raise InputError("candidates", "must be names in the score, at least one, each once", unknown or names)
+    if any(is_sharded(score[name]) for name in names):
+        if granularity != "element":
+            raise InputError("granularity", "must be 'element' for sharded scores", granularity)
+        return sharded_masks.top(score, names, partial(number_of_units, ratio=ratio, rounding=rounding), scope == "layer")
     units = {name: _unit_scores(score[name], granularity) for name in names}
     for name, values in units.items():
         if values.isnan().any():
@@ -152,9 +160,13 @@ def _unit_scores(score: Tensor, granularity: Granularity) -> Tensor:
     return values.squeeze(1) / size
 
 
+def number_of_units(units: int, ratio: float, rounding: Rounding) -> int:
+    return math.floor(ratio * units + (0.5 if rounding == "nearest" else 0.0))
+
+
 def _top(values: Tensor, ratio: float, rounding: Rounding) -> Tensor:
     """True for the ⌊ratio · n + ½⌋ (or ⌊ratio · n⌋) largest, of equal ones the first."""
-    wanted = math.floor(ratio * values.numel() + (0.5 if rounding == "nearest" else 0.0))
+    wanted = number_of_units(values.numel(), ratio, rounding)
     if wanted == 0:
         return torch.zeros_like(values, dtype=torch.bool)
     threshold = torch.topk(values, wanted, sorted=False).values.amin()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
-from typing import Annotated
+from typing import Annotated, Literal
 
 from expunge.errors import InputError
 from expunge.experiments.cells import check_cell, digest_of
@@ -34,7 +34,7 @@ STARTING = "\u25b6 "  # before what a worker is about to do, for the process tha
 
 @dataclass(frozen=True)
 class Work:
-    """Cells, and where and how to run them; without a `device` on what there is."""
+    """Cells, and where and how to run them; without a `device` on what there is. `jobs` are processes of this machine, unless `on` Ray."""
 
     tasks: tuple[Task, ...]
     folder: str
@@ -46,6 +46,7 @@ class Work:
     keep: bool = False
     jobs: Annotated[int, Within(1)] = 1
     retrained: bool = True
+    on: Literal["processes", "ray"] = "processes"
 
     @property
     def place(self) -> Place:
@@ -66,6 +67,10 @@ def read_work(path: str | os.PathLike[str]) -> Work:
 
 def run_work(work: Work, say: Callable[[str], None], starting: Callable[[str], None] | None = None, parent: int | None = None) -> int:
     """Do what is not done; return the number of cells, or of processes, that broke. Ends after the cell in hand when a `parent` has."""
+    if work.on == "ray":
+        from expunge.experiments.on_ray import run_on_ray  # not above: it imports this module
+
+        return run_on_ray(work, say, starting)
     if work.jobs > 1:
         return _in_processes(work, say, starting)
     return run(work.tasks, work.place, say, starting or (lambda label: None), wanted=lambda: parent in (None, os.getppid()))

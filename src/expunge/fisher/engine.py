@@ -82,7 +82,7 @@ def diagonal(
         of_tokens(objective) and kind != "batch"
     ):  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
         check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
-    chosen = wanted(model, parameters)
+    chosen = wanted_parameters(model, parameters)
     check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))
     digest = weights_digest(model)
@@ -360,7 +360,7 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
                 value.grad = gradient
 
 
-def wanted(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+def wanted_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
     """The parameters of these names, checked; None: all that require a gradient."""
     check_module(model)
     named, buffers = dict(model.named_parameters()), dict(model.named_buffers())

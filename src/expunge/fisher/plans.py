@@ -9,7 +9,7 @@ from torch import nn
 from expunge.data.batches import batch_size, device_of, to_device
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError
-from expunge.fisher.engine import undisturbed, wanted
+from expunge.fisher.engine import undisturbed, wanted_parameters
 from expunge.fisher.planning.description import FisherPlan, described
 from expunge.fisher.planning.survey import survey
 from expunge.model.checks import check_batch
@@ -23,7 +23,7 @@ def plan(model: nn.Module, batch: Batch, *, objective: Objective | None = None, 
     """
     objective = Objective() if objective is None else objective
     check_objective(objective)
-    chosen = wanted(model, parameters)
+    chosen = wanted_parameters(model, parameters)
     check_batch(batch, "batch", objective)
     if batch_size(batch) < 2:
         raise InputError("batch", "must hold at least two samples", batch_size(batch))

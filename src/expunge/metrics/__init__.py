@@ -1,6 +1,7 @@
 """Measure a model on data, its predictions, or a history of epochs, by pure functions."""
 
 from expunge.metrics.accuracy import accuracy, unlearn_score
+from expunge.metrics.by_chunks import Measured, by_chunks
 from expunge.metrics.comparison import agreement, divergence
 from expunge.metrics.epochs import BestEpoch, Stability, best_epoch, fluctuation, stability
 from expunge.metrics.membership import attack_error, loss_attack
@@ -18,6 +19,7 @@ from expunge.metrics.relearning import RelearnCurve, Relearned, Relearning, rele
 
 __all__ = [
     "BestEpoch",
+    "Measured",
     "Predictions",
     "Probe",
     "RelearnCurve",
@@ -30,6 +32,7 @@ __all__ = [
     "attack_error",
     "attack_success",
     "best_epoch",
+    "by_chunks",
     "class_accuracies",
     "divergence",
     "fluctuation",

@@ -23,3 +23,8 @@ def copied(model: nn.Module) -> nn.Module:
     for value, original in zip(copy_of.parameters(), model.parameters(), strict=True):
         value.requires_grad_(original.requires_grad)
     return copy_of
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside torch's DistributedDataParallel, as accelerate prepares models too: the same weights under their own names."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model

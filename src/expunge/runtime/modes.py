@@ -176,8 +176,15 @@ def eager() -> Iterator[None]:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Run torch on one CPU thread: as fast for small networks, the same result on any number of cores, and no waiting on a busy one."""
+    with threads(1):
+        yield
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Run torch on so many CPU threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(number)
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from expunge.errors import InputError
 from expunge.storage.documents import excerpt
 from expunge.storage.files import write_pieces
+from expunge.storage.sharded import whole
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -88,7 +89,7 @@ def _update(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
 
 
 def add_bytes(digest: hashlib._Hash, tensor: Tensor) -> None:
-    """Add the bytes of a tensor on any device, in the order of its indices."""
-    flat = tensor.detach().contiguous().cpu().reshape(-1)
+    """Add the bytes of a tensor on any device, in the order of its indices; a sharded one is gathered, by all of its processes."""
+    flat = whole(tensor).detach().contiguous().cpu().reshape(-1)
     if flat.numel():
         digest.update(flat.view(torch.uint8).numpy().data)

@@ -3,6 +3,7 @@
 from expunge.training.distillation import Distillation
 from expunge.training.loop import Phase, steps, train, train_phases
 from expunge.training.schedules import Constant, OneCycle, Replay, Schedule, Steps, replay
+from expunge.training.sharing import shared
 from expunge.training.side_by_side import Training, train_together
 from expunge.training.tuning import Precision, Tuning
 
@@ -18,6 +19,7 @@ __all__ = [
     "Training",
     "Tuning",
     "replay",
+    "shared",
     "steps",
     "train",
     "train_phases",

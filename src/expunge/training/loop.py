@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from expunge.data.batches import Batches, Data, Rows, as_batches, device_of, to_device
 from expunge.data.calling import RAW, not_about_inputs, unusable
@@ -21,16 +21,18 @@ from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened, sparse_tables
+from expunge.model.copying import unwrapped
 from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
-from expunge.training import checkpoints, holding
+from expunge.training import checkpoints, holding, sharing
 from expunge.training.explosion import Explosion
+from expunge.training.optimizers import build_optimizer, rate_at
 from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
 from expunge.training.single_samples import SingleSampleFilter
 from expunge.training.tuning import Precision, Tuning
-from expunge.validate import check_number, shown
+from expunge.validate import shown
 
 __all__ = [
     "Constant",
@@ -78,6 +80,7 @@ def train(
 
     On CUDA, where the data are tensors on the device and the model has no hooks, each step runs as one CUDA graph.
     """
+    model = unwrapped(model) if sharing.is_shared() else model
     check_training(model, tuning, objective)
     batches = as_batches(data, "data", tuning.batch_size)
     hold = partial(holding.freeze, model, mask) if mask is not None else None
@@ -97,7 +100,8 @@ class Phase:
 
     `loss(model, batch, losses)` returns the number to minimise. `losses(logits, targets)` are the objective's, one per sample; labels
     are checked in the first epoch. `argument` names the data in an error. `samples(batch)` is the part of a batch that the objective reads.
-    `graphable` says that the loss is tensor operations alone, so that a CUDA graph may hold its steps.
+    `graphable` says that the loss is tensor operations alone, so that a CUDA graph may hold its steps; `mean` that it is a mean over the
+    samples of a batch, so that processes may share it.
     """
 
     batches: Batches
@@ -105,6 +109,7 @@ class Phase:
     loss: Loss | None = None
     samples: Callable[[Batch], Batch] = lambda batch: batch
     graphable: bool = False
+    mean: bool = False
 
 
 def train_phases(
@@ -153,15 +158,18 @@ def steps(
         stack.enter_context(in_mode(model, training=not tuning.eval_mode))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        optimizer = _optimizer(trainable, tuning)
+        optimizer = build_optimizer(trainable, tuning)
         if hold is not None:
             stack.enter_context(hold(optimizer))
         device, done = device_of(model), 0
         settings: dict[str, str] = {}
-        if keep is not None:
+        shares = sharing.is_shared()
+        if keep is not None or shares:
             settings = _settings(tuning, optimizer, plan)
+        if keep is not None:
             done = checkpoints.load(keep, model, optimizer, settings, device, len(plan)) if os.path.exists(keep) else 0
-        update, finite = _Update(model, tuning, objective, optimizer), finite_tensors(model)
+        share = stack.enter_context(sharing.Share.of(model, tuning, plan, settings, done)) if shares else None
+        update, finite = _Update(model, tuning, objective, optimizer, share), finite_tensors(model)
         stack.callback(update.release)
         for epoch, parts in enumerate(plan[done:], start=done):
             loss = yield from _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done)
@@ -170,7 +178,7 @@ def steps(
                 note_loss(epoch + 1, loss)
             ended = after_epoch is not None and after_epoch(epoch + 1)
             # Not before: what comes after an epoch may draw random numbers, and has to be repeated where it was not finished.
-            if keep is not None:
+            if keep is not None and (share is None or share.first):
                 checkpoints.save(keep, model, optimizer, len(plan) if ended else epoch + 1, settings, device)
             yield
             if ended:
@@ -198,7 +206,7 @@ def _epoch(
             samples = phase.samples
             batches = (screened(phase.batches, phase.argument, objective) if check else phase.batches).shuffled(tuning.seed + epoch)
         for iteration, batch in enumerate(update.single_samples.kept(batches, phase.argument, samples)):
-            update.set_rate(_rate(tuning, epoch + (done + iteration) / length))
+            update.set_rate(rate_at(tuning, epoch + (done + iteration) / length))
             with naming(phase.argument):
                 loss = update(phase, to_device(batch, device), losses) if graphed is None else graphed(batch)
             noted[done + iteration].copy_(loss)
@@ -214,7 +222,7 @@ def _epoch(
 def _settings(tuning: Tuning, optimizer: Optimizer, plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
     """The settings that identify a training. The schedule by its rates, the optimizer by its groups: their names may not say enough."""
     steps = [sum(len(phase.batches) for phase in parts) for parts in plan]
-    rates = [[_rate(tuning, epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
+    rates = [[rate_at(tuning, epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
     runs = ", ".join(f"{len(list(equal))}x{rate:g}" for rate, equal in itertools.groupby(of_epoch[0] for of_epoch in rates))
     digest = hashlib.sha256(repr(rates).encode()).hexdigest()[:8]
     how = ("params", "lr", "foreach", "fused", "capturable", "differentiable")  # set by the loop, or for speed alone
@@ -238,8 +246,10 @@ def _data(plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
 class _Update:
     """One step: forward, backward, and the optimizer; on CUDA, where the data allow it, as a CUDA graph."""
 
-    def __init__(self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer) -> None:
-        self.model, self.tuning, self.objective, self.optimizer = model, tuning, objective, optimizer
+    def __init__(
+        self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer, share: sharing.Share | None = None
+    ) -> None:
+        self.model, self.tuning, self.objective, self.optimizer, self.share = model, tuning, objective, optimizer, share
         self.single_samples, self.explosion = SingleSampleFilter(model, objective), Explosion(tuning, objective)
         self._graphed: dict[int, GraphedStep[Tensor] | None] = {}
         self._rate: float | None = None
@@ -247,11 +257,18 @@ class _Update:
     def __call__(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
         low = self.tuning.precision == "bfloat16"
         with torch.autocast(device_of(self.model).type, torch.bfloat16) if low else nullcontext():  # else as the caller has it
-            loss = self._loss(phase, batch, losses)
+            loss = self._loss(phase, batch, losses) if self.share is None else self._part_of_loss(self.share, phase, batch, losses)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        with nullcontext() if self.share is None else self.share.together():
+            loss.backward()
         self.optimizer.step()
-        return loss.detach()
+        return loss.detach() if self.share is None else self.share.whole_loss
+
+    def _part_of_loss(self, share: sharing.Share, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
+        """The loss of this process's part of the batch; its gradients are added to those of the others."""
+        loss = share.loss(lambda own: self._loss(phase, own, losses), batch)
+        share.settle(self.explosion)
+        return loss
 
     def _loss(self, phase: Phase, batch: Batch, losses: Losses) -> Tensor:
         try:
@@ -279,7 +296,7 @@ class _Update:
     def graphed_step(self, phase: Phase, device: torch.device) -> GraphedStep[Tensor] | None:
         """This phase's step as a CUDA graph that reads rows of the data; None where steps must run eagerly."""
         rows, key = phase.batches.rows, id(phase.batches)
-        if device.type != "cuda" or rows is None or self.tuning.optimizer is not None or hooked(self.model):
+        if device.type != "cuda" or rows is None or self.share is not None or self.tuning.optimizer is not None or hooked(self.model):
             return None
         if phase.loss is not None and not phase.graphable:
             return None
@@ -324,32 +341,3 @@ def _number(loss: Any) -> Tensor:
         return loss
     shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
     raise InputError("loss", "must return the number to minimise, a tensor of one value that depends on the weights", shape)
-
-
-def _checked(optimizer: Optimizer, trainable: list[nn.Parameter]) -> Optimizer:
-    """Require these parameters: an optimizer of others (say, of the model that `unlearn` copied) would train those, or nothing."""
-    rule = "must build a torch optimizer from the parameters it is given, and no others"
-    if not isinstance(optimizer, Optimizer):
-        raise InputError("optimizer", rule, type(optimizer).__name__)
-    strange = {parameter for group in optimizer.param_groups for parameter in group["params"]} - {*trainable}
-    if strange:
-        raise InputError("optimizer", rule, f"{len(strange)} others")
-    return optimizer
-
-
-def _rate(tuning: Tuning, time: float) -> float:
-    """The schedule's rate, checked: the schedule may be a user's own."""
-    rate = tuning.schedule.rate(time)
-    rate = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
-    check_number("schedule", rate, 0, rule=f"must give a finite rate of at least 0 at every time, and so at {time:g}")
-    return float(rate)
-
-
-def _optimizer(trainable: list[nn.Parameter], tuning: Tuning) -> Optimizer:
-    if tuning.optimizer is not None:
-        return _checked(tuning.optimizer(trainable), trainable)
-    rate: float | Tensor = _rate(tuning, 0)
-    fused = all(parameter.is_cuda for parameter in trainable)
-    if fused:
-        rate = torch.tensor(rate, device=trainable[0].device)  # there it can change between runs of a CUDA graph
-    return SGD(trainable, lr=rate, momentum=tuning.momentum, weight_decay=tuning.weight_decay, fused=fused or None)

@@ -89,7 +89,7 @@ def distilled(taught: Taught, distillation: Distillation, argument: str, objecti
         labels = losses(student, targets).mean()
         return (1 - weight) * labels + weight * temperature**2 * apart
 
-    return Phase(taught.batches, argument, loss, itemgetter(0), graphable=True)
+    return Phase(taught.batches, argument, loss, itemgetter(0), graphable=True, mean=True)
 
 
 def _counted(logits: Tensor, targets: Tensor) -> Tensor | None:

@@ -1,0 +1,110 @@
+"""Share a pass over chunks among processes: the same sums, bit for bit, however many there are and whichever of them end early."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from expunge.data.chunks import Chunks
+from expunge.runtime import processes
+from expunge.runtime.modes import threads
+from expunge.runtime.processes import MissingProcessError
+from expunge.runtime.progress import track
+from expunge.storage.files import check_folder
+from expunge.storage.folding import FoldedChunks, Sums
+
+PLACE = "folder `keep`, or be on one machine without"
+MOMENT = 0.05  # seconds between two looks for work
+
+
+def fold(
+    prepare: Callable[[], tuple[Chunks, Mapping[str, str]]],
+    work: Callable[[Chunks, int], Sums],
+    keep: str | os.PathLike[str] | None,
+    *,
+    cpu_threads: int = 1,
+    patience: float = processes.PATIENCE,
+    title: str = "chunks",
+    progress: bool = False,
+) -> dict[str, Sums]:
+    """The sums of all chunks by group, each chunk computed by one process, all added in the order of the chunks.
+
+    `prepare()` returns the chunks and what else fixes the sums; all processes must have the same. `work(chunks, number)` must depend on
+    nothing but the chunk. It runs with `cpu_threads` threads, since torch's sums on a CPU change their last bits with their number.
+    `keep` is a folder that all processes see; with None it is a temporary one (one machine), or none where a process is alone.
+    """
+    if keep is not None:
+        check_folder("keep", keep)
+    prepared: list[Chunks] = []
+
+    def describe() -> dict[str, str]:
+        chunks, settings = prepare()
+        prepared.append(chunks)
+        machine = {"torch": torch.__version__, "threads": str(cpu_threads)}
+        return {**settings, "data": chunks.digest, "chunks": str(len(chunks)), **machine, PLACE: _place(keep)}
+
+    described = processes.agree(describe, patience)
+    del described[PLACE]
+    chunks = prepared[0]
+    with threads(cpu_threads), _shared(keep, patience) as folder:
+        if folder is None:
+            return _alone(chunks, work, title, progress)
+        folded = FoldedChunks(folder, described, chunks.groups)
+        for _ in track(_finished(folded, chunks, work, patience), title, len(chunks), enabled=progress):
+            pass
+        return folded.totals()
+
+
+def _place(keep: str | os.PathLike[str] | None) -> str:
+    return socket.gethostname() if keep is None else os.path.abspath(keep)
+
+
+def _alone(chunks: Chunks, work: Callable[[Chunks, int], Sums], title: str, progress: bool) -> dict[str, Sums]:
+    totals: dict[str, Sums] = {}
+    for number in track(range(len(chunks)), title, len(chunks), enabled=progress):
+        group, sums = chunks.groups[number], work(chunks, number)
+        totals[group] = totals[group].plus(sums) if group in totals else sums
+    return totals
+
+
+def _finished(folded: FoldedChunks, chunks: Chunks, work: Callable[[Chunks, int], Sums], patience: float) -> Iterator[int]:
+    """Claim and compute chunks until all are added, those of processes that end early too; yields the chunks of this process."""
+    folded.fold()
+    added, last = -1, time.monotonic()
+    while not folded.is_done():
+        with folded.claim(processes.here()) as number:
+            if number is not None:
+                folded.put(number, work(chunks, number))
+        folded.fold()
+        if number is not None:
+            last = time.monotonic()
+            yield number
+            continue
+        if folded.added() != added:
+            added, last = folded.added(), time.monotonic()
+        elif time.monotonic() - last > patience:
+            held = "; ".join(f"chunk {chunk} by {holder}" for chunk, holder in folded.holders().items()) or "none is held"
+            raise MissingProcessError(f"no chunk was finished within {patience:g} seconds: {held}")
+        time.sleep(MOMENT)
+
+
+@contextmanager
+def _shared(keep: str | os.PathLike[str] | None, patience: float) -> Iterator[Path | None]:
+    """The folder of the pass; a temporary one is removed by the last process that leaves it."""
+    if keep is not None or processes.world_size() == 1:
+        yield None if keep is None else Path(keep)
+        return
+    folder = processes.told_by_first(tempfile.mkdtemp(prefix="expunge-") if processes.rank() == 0 else None, patience)
+    try:
+        yield Path(folder)
+    finally:
+        if processes.is_last(folder):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,83 @@
+"""Choose the top share of scores that are sharded over processes, by a threshold that all of them find together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from expunge.errors import InputError
+from expunge.storage.sharded import check_rows, is_sharded, like, local
+
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+
+
+def top(score: Mapping[str, Any], names: Sequence[str], wanted_of: Callable[[int], int], by_layer: bool) -> dict[str, Any]:
+    """`masks.select` of single weights, `wanted_of(n)` of n: the same weights as if one process had the whole score.
+
+    The threshold is the k-th largest score, found by bisection over all float64 numbers (their bits, read as integers in their order):
+    64 rounds, in each of which processes add up how many of their scores reach it. No score leaves its process. Of scores equal to the
+    threshold the first count, by parameter and then by row: a process needs but the number of equal ones before its own.
+    """
+    for name in names:
+        if not is_sharded(score[name]):
+            raise InputError("score", "must be sharded in all of its tensors, or in none", name)
+        check_rows(name, score[name])
+    group = score[names[0]].device_mesh.get_group()
+    keys = [_keys(local(score[name])) for name in names]
+    broken = _added([local(score[name]).isnan().sum() for name in names], group)
+    if bool(broken.any()):
+        raise InputError("score", "must not be NaN", names[int(broken.nonzero()[0])])
+    parts = [[number] for number in range(len(names))] if by_layer else [list(range(len(names)))]
+    sizes = [sum(math.prod(score[names[number]].shape) for number in part) for part in parts]
+    wanted = [wanted_of(size) for size in sizes]
+    thresholds = _thresholds(keys, parts, wanted, group)
+    masks: list[Tensor] = [torch.zeros_like(values, dtype=torch.bool) for values in keys]
+    for part, count, threshold in zip(parts, wanted, thresholds, strict=True):
+        above = int(_added([sum(((keys[number] > threshold).sum() for number in part), keys[0].new_zeros(()))], group))
+        before = _equal_before([keys[number] for number in part], threshold, group)
+        for number, offset in zip(part, before, strict=True):
+            equal = keys[number] == threshold
+            masks[number] = (keys[number] > threshold) | (equal & (equal.cumsum(0) + offset <= count - above)) if count else masks[number]
+    return {name: like(score[name], mask.view(local(score[name]).shape)) for name, mask in zip(names, masks, strict=True)}
+
+
+def _keys(values: Tensor) -> Tensor:
+    """Whole numbers in the order of the values, flat; 0.0 and −0.0 are one."""
+    bits = (values.detach().double() + 0.0).contiguous().view(torch.int64).reshape(-1)
+    return torch.where(bits < 0, bits ^ HIGHEST, bits)
+
+
+def _thresholds(keys: list[Tensor], parts: list[list[int]], wanted: list[int], group: Any) -> list[int]:
+    """For each part the largest key that at least so many of its keys reach."""
+    low, high = [LOWEST] * len(parts), [HIGHEST] * len(parts)
+    while any(bottom < ceiling for bottom, ceiling in zip(low, high, strict=True)):
+        middle = [bottom + (ceiling - bottom + 1) // 2 for bottom, ceiling in zip(low, high, strict=True)]
+        own = [sum(int((keys[number] >= key).sum()) for number in part) for part, key in zip(parts, middle, strict=True)]
+        reached = _added([keys[0].new_tensor(count) for count in own], group).tolist()
+        for place, count in enumerate(reached):
+            if count >= wanted[place]:
+                low[place] = middle[place]
+            else:
+                high[place] = middle[place] - 1
+    return low
+
+
+def _equal_before(keys: list[Tensor], threshold: int, group: Any) -> list[int]:
+    """By parameter, how many keys equal to the threshold come before this process's: those of earlier parameters and of earlier rows."""
+    own = torch.stack([(values == threshold).sum() for values in keys])
+    counts = [torch.empty_like(own) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(counts, own, group=group)
+    table, rank = torch.stack(counts), distributed.get_rank(group)
+    earlier = table.sum(0).cumsum(0) - table.sum(0)
+    return (earlier + table[:rank].sum(0)).tolist()
+
+
+def _added(values: Sequence[Tensor], group: Any) -> Tensor:
+    total = torch.stack([value.to(torch.int64) for value in values])
+    distributed.all_reduce(total, group=group)
+    return total

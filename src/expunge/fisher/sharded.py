@@ -1,0 +1,183 @@
+"""Compute Fisher sums of a model that is sharded by FSDP2: the squares are reduced into the shard they belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+
+from expunge.data.batches import Data, device_of, take, to_device
+from expunge.data.batches import batch_size as size_of
+from expunge.data.chunks import Chunks, cut
+from expunge.data.classes import check_class_logits
+from expunge.data.objective import Batch, Objective, check_objective
+from expunge.errors import ModelError, naming
+from expunge.fisher import kinds
+from expunge.fisher.naming import objective_name
+from expunge.fisher.samples import fresh
+from expunge.fisher.sums import FisherSums
+from expunge.model.checks import check_batch, check_module
+from expunge.model.copying import unwrapped
+from expunge.runtime import processes
+from expunge.runtime.modes import in_mode, safe_norms, seeded, unchanged
+from expunge.storage.sharded import check_rows, is_sharded, like, load_sharded, local, save_sharded
+from expunge.storage.tensors import weights_digest
+from expunge.validate import check_choice, check_whole
+
+KINDS = ("empirical", "expected", "sampled")
+KIND = "sharded-fisher-sums"
+SETTINGS = {"gradient_divide_factor": 1.0, "force_sum_reduction_for_comms": True}
+
+
+def sharded_diagonal(
+    model: nn.Module,
+    data: Data,
+    *,
+    kind: str = "empirical",
+    objective: Objective | None = None,
+    draws: int = 1,
+    seed: int = 0,
+    batch_size: int = 128,
+    patience: float = processes.PATIENCE,
+) -> FisherSums:
+    """`fisher.diagonal` of a model sharded by `fully_shard`, for all parameters with requires_grad; sums are sharded as the parameters are.
+
+    All processes call it with the same data. Each takes every W-th sample of a batch, alone, so that every sample counts once and no sample
+    touches another. Where FSDP2 would reduce gradients g_r of W processes into shards, Σ_r g_r² is reduced instead: no process ever holds
+    more of the sums than its shards. One sample per process and pass: on a model that fits into one device `by_chunks` is faster.
+    """
+    model = unwrapped(model)
+    check_module(model)
+    check_choice("kind", kind, KINDS)
+    for argument, value in {"draws": draws, "batch_size": batch_size}.items():
+        check_whole(argument, value, minimum=1)
+    check_whole("seed", seed, minimum=0)
+    objective = Objective() if objective is None else objective
+    check_objective(objective)
+    if kind != "empirical":
+        check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
+    parameters = _parameters(model)
+    named = objective_name(objective, kind)
+    chunks: list[Chunks] = []
+
+    def describe() -> dict[str, str]:
+        chunks.append(cut(data, batch_size))
+        names = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
+        return {"data": chunks[0].digest, "parameters": names, "kind": kind, "objective": named, "draws": str(draws), "seed": str(seed)}
+
+    processes.agree(describe, patience)
+    sums = {name: torch.zeros_like(local(parameter), dtype=torch.float64) for name, parameter in parameters.items()}
+    cotangents = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
+    generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
+    device, count = device_of(model), 0
+    digest = weights_digest(model)
+    with _squaring(model, parameters) as square, naming("data"):
+        for batch in (batch for number in range(len(chunks[0])) for batch in chunks[0].read(number)):
+            check_batch(batch, "data", objective)
+            noise = kinds.uniform_noise(generator, size_of(batch), int(draws) if kind == "sampled" else 0)
+            _add(model, parameters, to_device(batch, device), noise.to(device), objective, cotangents, sums, square)
+            count += size_of(batch)
+    for name, total in sums.items():
+        if not bool(torch.isfinite(total).all()):
+            raise ModelError(f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite")
+    return FisherSums({name: like(parameters[name], total) for name, total in sums.items()}, count, kind, digest, named)
+
+
+def save_sums(sums: FisherSums, folder: str | os.PathLike[str]) -> Path:
+    """Keep sharded sums in a new folder, each process its shards (a distributed checkpoint of torch's)."""
+    description = {"kind": KIND, "count": str(sums.count), "fisher": sums.kind, "digest": sums.digest, "objective": sums.objective}
+    return save_sharded(folder, sums.sums, description)
+
+
+def load_sums(folder: str | os.PathLike[str], model: nn.Module) -> FisherSums:
+    """Read sums into shards as the model has them; they may have been written by another number of processes."""
+    sums = {name: like(value, torch.zeros_like(local(value), dtype=torch.float64)) for name, value in _parameters(model).items()}
+    told = load_sharded(folder, sums, KIND)
+    return FisherSums(sums, int(told["count"]), told["fisher"], told["digest"], told["objective"])
+
+
+def _parameters(model: nn.Module) -> dict[str, Any]:
+    parameters: dict[str, Any] = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not parameters:
+        raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
+    for name, value in parameters.items():
+        if not is_sharded(value):
+            raise ModelError(f"{name} must be sharded by fully_shard, as all parameters must; else use fisher.by_chunks")
+        check_rows(name, value)
+    return parameters
+
+
+def _add(
+    model: nn.Module,
+    parameters: Mapping[str, Any],
+    batch: Batch,
+    noise: Tensor,
+    objective: Objective,
+    cotangents: kinds.Cotangents,
+    sums: dict[str, Tensor],
+    square: bool,
+) -> None:
+    """Add the squares of a batch. All processes make the same number of passes: at its end some repeat a sample, with weight 0."""
+    samples, rank, size = size_of(batch), processes.rank(), processes.world_size()
+    for start in range(0, samples, size):
+        index = start + rank
+        counts, row = index < samples, slice(min(index, samples - 1), min(index, samples - 1) + 1)
+        sample, drawn, number, passes = take(batch, row), noise[row], 0, 1
+        while number < passes:  # a graph is used up by its backward pass: FSDP2 frees the weights it gathered
+            with torch.enable_grad():
+                logits = objective.logits(model, fresh(sample))
+            sent = cotangents(logits.detach(), objective.targets(sample), drawn)
+            passes = len(sent)
+            logits.backward(sent[number].to(logits.dtype) * float(counts))
+            for name, parameter in parameters.items():
+                if parameter.grad is not None:
+                    shard = local(parameter.grad).double()
+                    sums[name].add_(shard.square() if square else shard)
+                    parameter.grad = None
+            number += 1
+
+
+@contextmanager
+def _squaring(model: nn.Module, parameters: Mapping[str, Any]) -> Iterator[bool]:
+    """Let FSDP2 square gradients before it adds them up, and leave everything as it was; yields whether the caller has to square them,
+    as with a single process, where FSDP2 reduces nothing."""
+    from torch.distributed.fsdp import FSDPModule
+
+    groups = [
+        group for module in model.modules() if isinstance(module, FSDPModule) for group in module._get_fsdp_state()._fsdp_param_groups
+    ]
+    names = ("_reduce_scatter_comm", *SETTINGS)
+    before = [(group, name, getattr(group, name)) for group in groups for name in names]
+    gradients = [(value, value.grad) for value in parameters.values()]
+    device = device_of(model)
+    try:
+        for group in groups:
+            for name, value in {"_reduce_scatter_comm": _Squares(group._reduce_scatter_comm), **SETTINGS}.items():
+                setattr(group, name, value)
+        for parameter, _ in gradients:
+            parameter.grad = None
+        with torch.inference_mode(False), seeded(0, device), in_mode(model, training=False), unchanged(model), safe_norms(model):
+            yield processes.world_size() == 1
+    finally:
+        for group, name, value in before:
+            setattr(group, name, value)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
+
+class _Squares:
+    """FSDP2's own way to reduce gradients into shards, of their squares: Σ_r g_r² goes to the process that holds the shard."""
+
+    def __init__(self, original: Any) -> None:
+        self.original, self.allocate = original, original.allocate
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        return self.original(output_tensor, input_tensor.square_(), group, distributed.ReduceOp.SUM, async_op)

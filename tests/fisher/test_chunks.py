@@ -1,0 +1,152 @@
+"""Sums by chunks, in one process: the sums of `diagonal`, by group, resumed, and refused where they do not belong together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from expunge import fisher
+from expunge.errors import InputError, MismatchError
+from expunge.fisher import FisherSums
+from tests import reference
+
+
+def case(samples: int = 203) -> tuple[nn.Module, TensorDataset]:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        return model, TensorDataset(torch.randn(samples, 6), torch.randint(0, 3, (samples,)))
+
+
+def same_bits(first: FisherSums, second: FisherSums) -> bool:
+    return first.count == second.count and all(torch.equal(first.sums[name], second.sums[name]) for name in first.sums)
+
+
+@pytest.mark.parametrize("kind", ["empirical", "expected", "batch"])
+def test_the_sums_of_diagonal(kind):
+    model, data = case()
+    model.double()
+    data = TensorDataset(data.tensors[0].double(), data.tensors[1])
+    chunked = fisher.by_chunks(model, data, kind=kind, batch_size=16, batches_per_chunk=2)
+    whole = fisher.diagonal(model, data, kind=kind, batch_size=16)
+    assert (chunked.count, chunked.kind, chunked.digest, chunked.objective) == (whole.count, whole.kind, whole.digest, whole.objective)
+    assert list(chunked.sums) == list(whole.sums) and reference.worst_error(chunked.sums, whole.sums) <= 1e-12
+
+
+def test_groups_are_the_sums_of_their_samples():
+    model, data = case()
+    inputs, labels = data.tensors
+    sums = fisher.by_group(model, data, labels, batch_size=16, batches_per_chunk=2)
+    assert list(sums) == ["0", "1", "2"] and sum(part.count for part in sums.values()) == len(data)
+    for name, part in sums.items():
+        rows = labels == int(name)
+        alone = fisher.by_chunks(model, TensorDataset(inputs[rows], labels[rows]), batch_size=16, batches_per_chunk=2)
+        assert same_bits(part, alone)  # other groups do not matter
+
+
+def test_sampled_sums_are_drawn_by_chunk_and_unbiased_enough():
+    model, data = case()
+    first, again, other = (
+        fisher.by_chunks(model, data, kind="sampled", draws=50, seed=seed, batch_size=16, batches_per_chunk=2) for seed in (1, 1, 2)
+    )
+    exact = fisher.diagonal(model, data, kind="expected")
+    assert same_bits(first, again) and not same_bits(first, other)
+    assert reference.worst_error(first.sums, exact.sums) < 0.1
+
+
+@pytest.mark.parametrize("form", ["loader", "dropping loader", "list"])
+def test_loaders_and_lists_keep_their_batches(form):
+    model, data = case()
+    given = {
+        "loader": DataLoader(data, batch_size=16),
+        "dropping loader": DataLoader(data, batch_size=16, drop_last=True),
+        "list": [tuple(column[start : start + 16] for column in data.tensors) for start in range(0, len(data), 16)],
+    }[form]
+    expected = TensorDataset(*(column[:192] for column in data.tensors)) if form == "dropping loader" else data
+    assert same_bits(
+        fisher.by_chunks(model, given, batches_per_chunk=2), fisher.by_chunks(model, expected, batch_size=16, batches_per_chunk=2)
+    )
+
+
+class Stopping(Dataset):
+    """Raises KeyboardInterrupt after so many samples; counts those it gave."""
+
+    def __init__(self, data: TensorDataset, limit: int) -> None:
+        self.data, self.limit, self.read = data, limit, 0
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch_of(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if len(rows) > 1:
+            self.read += len(rows)
+        if self.read > self.limit:
+            raise KeyboardInterrupt
+        return self.data[rows]
+
+
+def test_a_stopped_pass_goes_on(tmp_path):
+    model, data = case()
+    whole = fisher.by_chunks(model, data, batch_size=16, batches_per_chunk=1)
+    stopped, resumed, done = Stopping(data, 100), Stopping(data, 10**9), Stopping(data, 0)
+    with pytest.raises(KeyboardInterrupt):
+        fisher.by_chunks(model, stopped, batch_size=16, batches_per_chunk=1, keep=tmp_path / "pass")
+    sums = fisher.by_chunks(model, resumed, batch_size=16, batches_per_chunk=1, keep=tmp_path / "pass")
+    assert same_bits(sums, whole) and resumed.read == len(data) - 96  # six chunks were finished
+    assert same_bits(fisher.by_chunks(model, done, batch_size=16, batches_per_chunk=1, keep=tmp_path / "pass"), whole) and not done.read
+    assert len(list((tmp_path / "pass").iterdir())) == 4  # listing, total, group, lock
+
+
+def test_a_folder_of_another_pass_is_refused_and_left_alone(tmp_path):
+    model, data = case()
+    fisher.by_chunks(model, data, keep=tmp_path / "pass")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "pass").iterdir()}
+    changed = TensorDataset(data.tensors[0].clone(), data.tensors[1])
+    changed.tensors[0][100, 3] += 1
+    for what, arguments in {
+        "another data": (model, changed),
+        "another weights": (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), data),
+    }.items():
+        with pytest.raises(MismatchError, match=f"belongs to a pass with {what}"):
+            fisher.by_chunks(*arguments, keep=tmp_path / "pass")
+    for settings in ({"kind": "expected"}, {"parameters": ["0.bias"]}, {"batch_size": 16}, {"threads": 2}):
+        with pytest.raises(MismatchError, match="belongs to a pass with another"):
+            fisher.by_chunks(model, data, keep=tmp_path / "pass", **settings)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "pass").iterdir()} == before
+
+
+def test_bad_input_writes_nothing(tmp_path):
+    model, data = case()
+    keep = tmp_path / "pass"
+    for argument, settings in {
+        "kind": {"kind": "other"},
+        "threads": {"threads": 0},
+        "patience": {"patience": 0},
+        "batches_per_chunk": {"batches_per_chunk": 0},
+        "parameters": {"parameters": ["other"]},
+    }.items():
+        with pytest.raises(InputError, match=argument):
+            fisher.by_chunks(model, data, keep=keep, **settings)
+    with pytest.raises(InputError, match="data: a loader must read its dataset in order"):
+        fisher.by_chunks(model, DataLoader(data, shuffle=True), keep=keep)
+    for groups in ([0], [0.5] * len(data), "x" * len(data), [0, "a"] * 102):
+        with pytest.raises(InputError, match="groups"):
+            fisher.by_group(model, data, groups, keep=keep)
+    assert not keep.exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="keep: must be a new folder"):
+        fisher.by_chunks(model, data, keep=tmp_path / "full")
+
+
+def test_a_damaged_total_is_refused(tmp_path):
+    model, data = case()
+    fisher.by_chunks(model, data, keep=tmp_path / "pass")
+    path = tmp_path / "pass" / "group-000000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(InputError, match="content was changed"):
+        fisher.by_chunks(model, data, keep=tmp_path / "pass")

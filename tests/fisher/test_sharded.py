@@ -1,0 +1,146 @@
+"""Models sharded by FSDP2 over real processes: sums, scores, masks and patches are those of the whole model, and outlive the processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from expunge import fisher, masks, scores
+from expunge.editing.patches import Patch
+from expunge.errors import ModelError
+from tests import processes, reference
+
+
+def case() -> tuple[nn.Module, TensorDataset, TensorDataset]:
+    """Rows that no number of processes divides, and fewer of them than processes: some have an empty shard."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(2, 5, 2), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 7), nn.Tanh(), nn.Linear(7, 3)
+        ).double()
+        forget, remain = (TensorDataset(torch.randn(n, 2, 3, 3, dtype=torch.float64), torch.randint(0, 3, (n,))) for n in (9, 22))
+        return model, forget, remain
+
+
+def rounded(score: dict) -> dict:
+    """Few different values, so that many are equal."""
+    return {name: (values * 4).round() for name, values in score.items()}
+
+
+RATIOS = (0.0, 0.1, 0.5)
+SETTINGS = [{"kind": "empirical"}, {"kind": "expected"}, {"kind": "sampled", "draws": 2, "seed": 3}]
+SCRIPT = """
+import sys
+import torch, torch.distributed as distributed
+from torch.distributed.fsdp import fully_shard
+from expunge import fisher, masks, scores
+from expunge.editing.sharded_patches import ShardedPatch
+from expunge.errors import ExpungeError
+from expunge.storage.sharded import whole
+from tests.fisher.test_sharded import RATIOS, SETTINGS, case, rounded
+
+distributed.init_process_group("gloo")
+mesh = distributed.device_mesh.init_device_mesh("cpu", (distributed.get_world_size(),))
+model, forget, remain = case()
+for layer in (model[0], model[4]):
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+rank, found = distributed.get_rank(), {}
+
+
+def gathered(tensors):
+    return {name: whole(tensor).clone() for name, tensor in tensors.items()}
+
+
+before = [(name, value.requires_grad, value.grad, value.to_local().clone()) for name, value in model.named_parameters()]
+sums = [fisher.sharded_diagonal(model, remain, **settings) for settings in SETTINGS]
+assert all(
+    value.grad is None and value.requires_grad and torch.equal(value.to_local(), weights)
+    for value, (_, _, _, weights) in zip(model.parameters(), before)
+) and model.training
+found["sums"] = [gathered(part.sums) for part in sums]
+found["about"] = [(part.count, part.kind, part.digest, part.objective) for part in sums]
+score = scores.fisher_difference(fisher.sharded_diagonal(model, forget), sums[0])
+found["score"] = gathered(score)
+found["masks"] = [
+    gathered(masks.select(kind, ratio, scope=scope))
+    for kind in (score, rounded(score))
+    for scope in ("global", "layer")
+    for ratio in RATIOS
+]
+mask = masks.select(score, 0.1, candidates=["0.weight", "4.weight"])
+patch = ShardedPatch.zeroing(model, mask)
+patch.gathered().save(f"patch-{rank}.safetensors")
+patch.apply(model)
+found["after"] = gathered(dict(model.named_parameters()))
+try:
+    patch.apply(model)
+except ExpungeError as error:
+    found["again"] = str(error)
+if sys.argv[1] == "write":
+    fisher.save_sums(sums[0], "kept-sums")
+    patch.save("kept-patch")
+else:  # written by another number of processes
+    loaded = fisher.load_sums("kept-sums", model)
+    found["loaded"] = gathered(loaded.sums), (loaded.count, loaded.kind, loaded.digest, loaded.objective)
+    patch = ShardedPatch.load("kept-patch", model)
+    try:
+        fisher.load_sums("kept-patch", model)
+    except ExpungeError as error:
+        found["strange"] = str(error)
+patch.revert(model)
+found["reverted"] = gathered(dict(model.named_parameters()))
+# The model is FSDP2's again: gradients are reduced as ever.
+model(remain.tensors[0]).sum().backward()
+found["gradients"] = gathered({name: value.grad for name, value in model.named_parameters()})
+torch.save(found, f"found-{rank}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_shards_of_two_and_four_processes_are_those_of_the_whole(tmp_path):
+    model, forget, remain = case()
+    whole = [fisher.diagonal(model, remain, **settings) for settings in SETTINGS]
+    score = scores.fisher_difference(fisher.diagonal(model, forget), whole[0])
+    patch = Patch.zeroing(model, masks.select(score, 0.1, candidates=["0.weight", "4.weight"]))
+    for size, task in ((2, "write"), (4, "read")):
+        processes.printed(processes.start(SCRIPT, tmp_path, size, task))
+        for rank in range(size):
+            found = torch.load(tmp_path / f"found-{rank}.pt", weights_only=True)
+            for part, settings in enumerate(SETTINGS):
+                assert reference.worst_error(found["sums"][part], whole[part].sums) <= 1e-12, settings
+                assert found["about"][part] == (22, whole[part].kind, whole[part].digest, whole[part].objective)
+            # The masks of the very scores these processes have: a rounding error may change the order of two.
+            assert reference.worst_error(found["score"], score) <= 1e-12
+            expected = [
+                masks.select(kind, ratio, scope=scope)
+                for kind in (found["score"], rounded(found["score"]))
+                for scope in ("global", "layer")
+                for ratio in RATIOS
+            ]
+            for ours, theirs in zip(found["masks"], expected, strict=True):
+                assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+            gathered = Patch.load(tmp_path / f"patch-{rank}.safetensors")
+            assert gathered.digest == patch.digest and gathered.edits.keys() == patch.edits.keys()
+            assert all(torch.equal(gathered.edits[name].indices, edit.indices) for name, edit in patch.edits.items())
+            changed, *_ = case()
+            patch.apply(changed)
+            assert all(torch.equal(found["after"][name], value) for name, value in changed.named_parameters())
+            assert "nothing was changed" in found["again"]
+            assert all(torch.equal(found["reverted"][name], value) for name, value in model.named_parameters())
+            trained, *_ = case()
+            trained(remain.tensors[0]).sum().backward()
+            for name, value in trained.named_parameters():
+                assert torch.allclose(found["gradients"][name], value.grad, rtol=1e-10, atol=1e-12)
+            if task == "read":
+                sums, about = found["loaded"]
+                assert about == found["about"][0] and reference.worst_error(sums, whole[0].sums) <= 1e-12
+                assert "must hold 'sharded-fisher-sums'" in found["strange"]
+
+
+def test_a_model_that_is_not_sharded_is_refused():
+    model, _, remain = case()
+    with pytest.raises(ModelError, match="must be sharded by fully_shard"):
+        fisher.sharded_diagonal(model, remain)

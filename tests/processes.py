@@ -1,0 +1,51 @@
+"""Start real processes that form one group of torch.distributed, as torchrun does, and wait for them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import expunge
+
+ROOT = Path(__file__).parents[1]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The processes find the package where this one found it, installed or not."""
+    path = os.pathsep.join([str(Path(expunge.__file__).parents[1]), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def start(script: str, folder: Path, size: int, *arguments: str) -> list[subprocess.Popen[str]]:
+    """One process per rank, each running the script in the folder; `init_process_group("gloo")` there makes them one group."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    (folder / "script.py").write_text(script)
+    return [
+        subprocess.Popen(
+            [sys.executable, "script.py", *arguments],
+            cwd=folder,
+            env=environment(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def printed(processes: list[subprocess.Popen[str]], seconds: float = 120, may_fail: bool = False) -> list[str]:
+    """What each process prints; none may take longer, and none may fail unless that is said."""
+    try:
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    assert may_fail or not any(process.returncode for process in processes), "\n".join(outputs)
+    return outputs

@@ -1,0 +1,130 @@
+"""Trainings shared by real processes: the weights of one process apart from rounding, resumed, and a clear error where they differ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from expunge.data.batches import as_batches
+from expunge.errors import InputError
+from expunge.training import Phase, shared, train_phases
+from tests import processes
+from tests.training import sharing
+
+SAME = """
+import torch, torch.distributed as distributed
+from expunge.training import shared
+from tests.training import sharing
+
+distributed.init_process_group("gloo")
+with shared():
+    found = {name: sharing.weights(training()) for name, training in sharing.TRAININGS.items()}
+torch.save(found, f"weights-{distributed.get_rank()}.pt")
+"""
+
+
+def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    pairs = [(found[name].double(), value.double()) for name, value in expected.items()]
+    return max(float((value - other).abs().max() / other.abs().max().clamp_min(1e-30)) for value, other in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_weights_of_one_process(tmp_path, size):
+    processes.printed(processes.start(SAME, tmp_path, size))
+    ranks = [torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True) for rank in range(size)]
+    for name, training in sharing.TRAININGS.items():
+        alone = sharing.weights(training())
+        for found in ranks:
+            # A BatchNorm divides by the deviation of the last batch, two samples, which may be small: rounding grows.
+            assert worst(found[name], alone) <= (1e-9 if name in ("batch norm", "twice") else 1e-12), name
+            assert all(torch.equal(found[name][key], ranks[0][name][key]) for key in alone)
+
+
+STOPPED = """
+import os, signal, time
+import torch, torch.distributed as distributed
+from torch.utils.data import TensorDataset
+from expunge.training import shared, train
+from tests.training import sharing
+
+distributed.init_process_group("gloo")
+rank = distributed.get_rank()
+
+
+def interrupted(epoch):
+    if epoch == 2:
+        raise KeyboardInterrupt
+
+
+def killed(epoch):
+    if epoch == 2 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def attempt(task, function):
+    started = time.monotonic()
+    try:
+        with shared(patience=60):
+            function()
+        print(f"{task}: no error", flush=True)
+    except (Exception, KeyboardInterrupt) as error:
+        print(f"{task}: {type(error).__name__}: {error} [{time.monotonic() - started < 30}]", flush=True)
+
+
+def bad(task):
+    model, data = sharing.case(sharing.plain)
+    settings = sharing.tuning()
+    if task == "weights" and rank == 1:
+        model[0].bias.data += 1
+    if task == "data" and rank == 1:
+        data.tensors[0][3] += 1
+    if task == "label":
+        data.tensors[1][9] = 7  # in the part of one of the processes
+    if task == "size":
+        settings = sharing.Tuning(sharing.Constant(0.05, epochs=4), batch_size=1)
+    train(model, data, settings)
+
+
+for task in ("weights", "data", "label", "size"):
+    attempt(task, lambda: bad(task))
+attempt("stopped", lambda: sharing.sgd("stopped.safetensors", interrupted))
+distributed.barrier()
+attempt("resumed", lambda: torch.save(sharing.weights(sharing.sgd("stopped.safetensors")), f"weights-{rank}.pt"))
+attempt("killed", lambda: sharing.sgd("killed.safetensors", killed))
+"""
+
+
+@pytest.mark.slow
+def test_stopped_trainings_go_on_and_processes_that_differ_are_told(tmp_path):
+    outputs = processes.printed(processes.start(STOPPED, tmp_path, 2), may_fail=True)
+    tasks = [dict(line.split(": ", 1) for line in output.splitlines() if "[True]" in line or "no error" in line) for output in outputs]
+    for told in tasks:
+        assert "MismatchError: all processes must have the same weights" in told["weights"], outputs
+        assert "MismatchError: all processes must have the same samples" in told["data"]
+        assert told["size"].startswith("InputError: batch_size: must be at least the number of processes, 2; found 1")
+        assert told["stopped"].startswith("KeyboardInterrupt") and told["resumed"] == "no error"
+    assert sorted(told["label"].split(":")[0] for told in tasks) == ["InputError", "MissingProcessError"]
+    assert "MissingProcessError: another process has ended in step" in tasks[0]["killed"] and "killed" not in tasks[1]
+    alone = sharing.weights(sharing.sgd())
+    for rank in (0, 1):
+        assert worst(torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True), alone) <= 1e-12
+    # What two processes began one can end.
+    epochs: list[int] = []
+    resumed = sharing.weights(sharing.sgd(tmp_path / "killed.safetensors", epochs.append))
+    assert worst(resumed, alone) <= 1e-12 and epochs[0] in (2, 3)
+
+
+def test_a_loss_that_is_no_mean_is_refused(monkeypatch):
+    monkeypatch.setattr("expunge.runtime.processes.world_size", lambda: 2)
+    model, data = sharing.case(sharing.plain)
+    phase = Phase(as_batches(data), "data", lambda model, batch, losses: losses(model(batch[0]), batch[1]).max())
+    with shared(), pytest.raises(InputError, match="mean over the samples"):
+        monkeypatch.setattr("expunge.runtime.processes.agree", lambda describe, patience: describe())
+        train_phases(model, lambda epoch: [phase], sharing.tuning())
+
+
+def test_one_process_is_not_changed():
+    alone = sharing.weights(sharing.sgd())
+    with shared():
+        assert all(torch.equal(value, alone[name]) for name, value in sharing.weights(sharing.sgd()).items())
