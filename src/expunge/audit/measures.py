@@ -1,0 +1,177 @@
+"""Measure one network by what was read of it: utility, answers on the forget data, what its inner outputs still show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from expunge.audit.features import LAST
+from expunge.audit.intervals import Interval, auc_interval, clopper_pearson
+from expunge.audit.reading import Part, Reading
+from expunge.audit.similarity import cka_interval, retrain_free_divergence
+from expunge.metrics.probing import fitted
+from expunge.metrics.relearning import RelearnCurve
+
+Kind = Literal["classes", "samples"]
+Values = dict[str, Interval]  # by the measure's name
+
+UNSEEN, FORGET = "forget accuracy, unseen samples", "forget accuracy, the samples"
+REMAIN, TRAINING = "remain accuracy, unseen samples", "remain accuracy, the samples"
+ATTACK, ATTACK_REMAIN = "loss attack on forget", "loss attack on remain"
+DIVERGED, READ_BACK, RELEARNED = "RF-JSD", "read by the original's classifier", "re-learning"
+AGREEMENT, DIVERGENCE = "agreement with retrained", "divergence from retrained"
+
+WORDS = {
+    UNSEEN: "share of test samples of the forgotten labels that are right",
+    FORGET: "share of the forget samples that are right",
+    REMAIN: "share of the other test samples that are right",
+    TRAINING: "share of the remain samples that are right",
+    ATTACK: "a sanity check, never evidence alone: area under the curve of a lower loss on forget than on unseen samples of their labels",
+    ATTACK_REMAIN: "the same of remain samples: forgetting can make others easier to tell",
+    DIVERGED: "between mean outputs on forget samples and the original's on unseen ones of their labels, nats; no interval",
+    READ_BACK: "the original's own classifier on this network's inner outputs: the smaller of its shares right of forgotten and other labels",
+    RELEARNED: "mean share of forgotten samples right while a copy trains on all data for a few steps at a small rate",
+    AGREEMENT: "share of forget samples given the same class as by a retrained network, mean over these",
+    DIVERGENCE: "Jensen and Shannon's, of answers on forget samples from a retrained network's, nats, mean over these",
+}
+
+
+def words_of(name: str) -> str:
+    if name in WORDS:
+        return WORDS[name]
+    before, _, after = name.partition(", ")
+    described = {
+        "class": f"share of its test samples that are right: class {before.removeprefix('class ')}",
+        "given": "share of the forgotten samples, unseen where a class is forgotten, that this class is given to",
+        "probe": f"recall of the forgotten labels, unseen samples, by a linear classifier fitted to the outputs at {after}",
+        "CKA to the original": f"likeness of forget samples' outputs at {after} to the original network's: 1 is the same up to a rotation",
+    }
+    for start, text in described.items():
+        if name.startswith(start):
+            return text
+    return f"{WORDS[before]}; weights rounded, one scale per output channel" if before in WORDS else f"{before}: weights rounded"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was to be forgotten: whole classes (no remain sample has the labels) or samples of classes that stay."""
+
+    kind: Kind
+    labels: Tensor
+
+    @classmethod
+    def of(cls, forget: Part, remain: Part) -> Subject:
+        labels = forget.labels.unique()
+        return cls("samples" if torch.isin(remain.labels, labels).any() else "classes", labels)
+
+    def like(self, test: Part) -> Tensor:
+        """The unseen samples that are like the forgotten."""
+        return test.of_labels(self.labels)
+
+    def others(self, part: Part) -> Tensor:
+        """Samples that must stay known."""
+        return ~part.of_labels(self.labels) if self.kind == "classes" else torch.ones(len(part.labels), dtype=torch.bool)
+
+    def asked(self, reading: Reading) -> tuple[Part, Tensor]:
+        """The samples whose answers show most: unseen ones of a class, or the forget samples themselves."""
+        if self.kind == "classes":
+            return reading["test"], self.like(reading["test"])
+        return reading["forget"], torch.ones(len(reading["forget"].labels), dtype=torch.bool)
+
+
+def rate(right: Tensor) -> Interval:
+    return clopper_pearson(int(right.sum()), right.numel())
+
+
+def utility(reading: Reading, subject: Subject) -> Values:
+    """Accuracy on what must stay, whole and by class."""
+    test, remain = reading["test"], reading["remain"]
+    values = {REMAIN: rate(test.right[subject.others(test)]), TRAINING: rate(remain.right)}
+    for label in test.labels.unique().tolist():
+        values[f"class {label}"] = rate(test.right[test.labels == label])
+    return values
+
+
+def answers(reading: Reading, subject: Subject, original: Reading) -> Values:
+    """What the network says of the forgotten samples."""
+    forget, test = reading["forget"], reading["test"]
+    like = subject.like(test)
+    values = {UNSEEN: rate(test.right[like]), FORGET: rate(forget.right), **attacks(reading, subject)}
+    diverged = retrain_free_divergence(forget, original["test"], subject.labels)
+    values[DIVERGED] = Interval(diverged, diverged, diverged)
+    return values
+
+
+def attacks(reading: Reading, subject: Subject) -> Values:
+    forget, remain, test = (reading[name] for name in ("forget", "remain", "test"))
+    others = subject.others(test)
+    return {
+        ATTACK: auc_interval(-forget.losses, -test.losses[subject.like(test)]),
+        ATTACK_REMAIN: auc_interval(-remain.losses, -test.losses[others]),
+    }
+
+
+def destinations(reading: Reading, subject: Subject) -> Values:
+    """Where forgotten samples go."""
+    part, chosen = subject.asked(reading)
+    counts = torch.bincount(part.predicted[chosen], minlength=part.classes).tolist()
+    return {f"given to class {label}": clopper_pearson(count, sum(counts)) for label, count in enumerate(counts)}
+
+
+def inside(reading: Reading, subject: Subject, original: Reading) -> Values:
+    """What a linear classifier, and the original's own, read in the inner outputs; and how like the original's these are."""
+    values: Values = {}
+    shared = [name for name in reading.places.names if name in original.places.names]
+    if subject.kind == "classes":
+        for name in reading.places.names:
+            values[f"probe, {name}"] = probe(reading, subject, name)
+    for name in shared:
+        values[f"CKA to the original, {name}"] = cka_interval(reading["forget"].features[name], original["forget"].features[name])
+    if subject.kind == "classes" and (back := read_back(reading, subject, original)) is not None:
+        values[READ_BACK] = back
+    return values
+
+
+def probe(reading: Reading, subject: Subject, place: str) -> Interval:
+    """Fitted to the samples kept of forget and remain together, asked of those of the test set that are like the forgotten."""
+    known = torch.cat([reading[name].features[place] for name in ("forget", "remain")])
+    labels = torch.cat([reading[name].sampled_labels for name in ("forget", "remain")])
+    mean, deviation = known.mean(0), known.std(0, correction=0) + 1e-6
+    weights = fitted((known - mean) / deviation, labels, reading["test"].classes)
+    test = reading["test"]
+    like = torch.isin(test.sampled_labels, subject.labels)
+    asked = ((test.features[place][like] - mean) / deviation) @ weights[:-1] + weights[-1]
+    return rate(asked.argmax(1) == test.sampled_labels[like])
+
+
+def read_back(reading: Reading, subject: Subject, original: Reading) -> Interval | None:
+    """Both shares must be high: by chance a strange network's outputs may be read as one class, but not as all of them.
+
+    None where the original's classifier does not fit this network.
+    """
+    features = reading["test"].features.get(LAST)
+    if original.classifier is None or features is None or features.shape[1] != original.classifier[0].shape[1]:
+        return None
+    weight, bias = original.classifier
+    right = (features @ weight.T + bias).argmax(1) == reading["test"].sampled_labels
+    like = torch.isin(reading["test"].sampled_labels, subject.labels)
+    return min(rate(right[like]), rate(right[~like]), key=lambda interval: interval.value)
+
+
+def at_bits(reading: Reading, subject: Subject, bits: int) -> Values:
+    """The answers of a network whose weights were rounded."""
+    part, chosen = subject.asked(reading)
+    name = UNSEEN if subject.kind == "classes" else FORGET
+    values = {name: rate(part.right[chosen]), REMAIN: rate(reading["test"].right[subject.others(reading["test"])]), **attacks(reading, subject)}
+    return {f"{name}, {bits} bits": value for name, value in values.items()}
+
+
+def relearned(curve: RelearnCurve, subject: Subject, n: int) -> Values:
+    """The mean over the rounds, with the interval of one round: the rounds are of the same samples."""
+    shares = (curve.unseen if subject.kind == "classes" else curve.accuracies)[1:]
+    mean = sum(shares) / len(shares)
+    around = clopper_pearson(round(mean * n), n)
+    return {RELEARNED: Interval(mean, min(around.low, mean), max(around.high, mean))}
