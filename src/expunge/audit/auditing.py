@@ -27,6 +27,7 @@ from expunge.data.digest import data_digest
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import ExpungeError, InputError, UncheckedWarning
 from expunge.model.checks import check_module
+from expunge.runtime.modes import one_thread
 from expunge.runtime.progress import announce, is_shown
 from expunge.storage.tensors import weights_digest
 from expunge.validate import shown
@@ -71,7 +72,9 @@ def audit(
     subject = Subject.of(readings["before"]["forget"], readings["before"]["remain"])
     if few := too_few(readings["before"]["forget"].labels, subject.like(readings["before"]["test"]), policy):
         argument, _, found = few.partition(": ")
-        raise InputError(argument, f"must hold {policy.samples} samples or more (policy.samples), fewer have no interval worth a verdict", found)
+        raise InputError(
+            argument, f"must hold {policy.samples} samples or more (policy.samples), fewer have no interval worth a verdict", found
+        )
     found = {name: audited.values(name, network, readings, subject) for name, network in networks.items()}
     values, curves = {name: part[0] for name, part in found.items()}, {name: part[1] for name, part in found.items()}
     used = _unaware(references, values, subject, policy)
@@ -114,6 +117,12 @@ def _unaware(references: Sequence[nn.Module], values: Mapping[str, Values], subj
     return used
 
 
+def _on_one_thread(measure: Callable[..., Values], *arguments: Any) -> Values:
+    """Small matrices, for which threads are slower."""
+    with one_thread():
+        return measure(*arguments)
+
+
 class _Audited:
     """The data and settings that all networks have in common."""
 
@@ -140,7 +149,7 @@ class _Audited:
         values = utility(reading, subject) | answers(reading, subject, original) | destinations(reading, subject)
         key = key_of(network, reading, self.data)
         origin = key_of(network, original, self.data)  # inner outputs are compared with the original's
-        values |= self._kept(f"inside {key} {origin} {self.settings.sample}", lambda: inside(reading, subject, original))
+        values |= self._kept(f"inside {key} {origin} {self.settings.sample}", lambda: _on_one_thread(inside, reading, subject, original))
         for bits in self.settings.bits:
             announce(f"{name}: weights of {bits} bits", self.talk)
             values |= self._kept(f"{bits} bits {key}", self._at_bits(network, subject, bits))

@@ -18,8 +18,8 @@ from expunge.metrics.relearning import RelearnCurve
 Kind = Literal["classes", "samples"]
 Values = dict[str, Interval]  # by the measure's name
 
-UNSEEN, FORGET = "forget accuracy, unseen samples", "forget accuracy, the samples"
-REMAIN, TRAINING = "remain accuracy, unseen samples", "remain accuracy, the samples"
+UNSEEN, FORGET = "forget accuracy, unseen", "forget accuracy"
+REMAIN, TRAINING = "remain accuracy, unseen", "remain accuracy"
 ATTACK, ATTACK_REMAIN = "loss attack on forget", "loss attack on remain"
 DIVERGED, READ_BACK, RELEARNED = "RF-JSD", "read by the original's classifier", "re-learning"
 AGREEMENT, DIVERGENCE = "agreement with retrained", "divergence from retrained"
@@ -43,16 +43,15 @@ def words_of(name: str) -> str:
     if name in WORDS:
         return WORDS[name]
     before, _, after = name.partition(", ")
+    if after.endswith("bits"):
+        return f"{WORDS[name.rpartition(', ')[0]]}; every weight matrix rounded, one scale per output channel"
     described = {
-        "class": f"share of its test samples that are right: class {before.removeprefix('class ')}",
+        "class": "share of test samples of this class that are right",
         "given": "share of the forgotten samples, unseen where a class is forgotten, that this class is given to",
         "probe": f"recall of the forgotten labels, unseen samples, by a linear classifier fitted to the outputs at {after}",
         "CKA to the original": f"likeness of forget samples' outputs at {after} to the original network's: 1 is the same up to a rotation",
     }
-    for start, text in described.items():
-        if name.startswith(start):
-            return text
-    return f"{WORDS[before]}; weights rounded, one scale per output channel" if before in WORDS else f"{before}: weights rounded"
+    return next(text for start, text in described.items() if name.startswith(start))
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,11 @@ def at_bits(reading: Reading, subject: Subject, bits: int) -> Values:
     """The answers of a network whose weights were rounded."""
     part, chosen = subject.asked(reading)
     name = UNSEEN if subject.kind == "classes" else FORGET
-    values = {name: rate(part.right[chosen]), REMAIN: rate(reading["test"].right[subject.others(reading["test"])]), **attacks(reading, subject)}
+    values = {
+        name: rate(part.right[chosen]),
+        REMAIN: rate(reading["test"].right[subject.others(reading["test"])]),
+        **attacks(reading, subject),
+    }
     return {f"{name}, {bits} bits": value for name, value in values.items()}
 
 

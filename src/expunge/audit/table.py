@@ -8,7 +8,7 @@ import torch
 
 from expunge.audit.findings import Measure, Side
 from expunge.audit.intervals import Interval
-from expunge.audit.measures import AGREEMENT, DIVERGENCE, FORGET, REMAIN, TRAINING, Subject, Values, words_of
+from expunge.audit.measures import AGREEMENT, ATTACK_REMAIN, DIVERGENCE, FORGET, REMAIN, TRAINING, UNSEEN, Subject, Values, words_of
 from expunge.audit.reading import Reading
 from expunge.audit.similarity import agreement, divergence
 
@@ -65,7 +65,9 @@ def likeness(readings: Mapping[str, Reading], retrained: Sequence[Reading], subj
     ):
         pairs = {(a, b): compare(retrained[a], retrained[b]) for a in range(len(retrained)) for b in range(a)}
         floor = [
-            _mean([interval for pair, interval in pairs.items() if number in pair]) for number in range(len(retrained)) if len(retrained) > 1
+            _mean([interval for pair, interval in pairs.items() if number in pair])
+            for number in range(len(retrained))
+            if len(retrained) > 1
         ]
         # Two networks have one value with each other, not two.
         floor = floor[:1] if len(retrained) == 2 else floor
@@ -83,11 +85,11 @@ def _samples(name: str, reading: Reading, subject: Subject) -> int:
     test = reading["test"]
     if name.startswith("class "):
         return int((test.labels == int(name.removeprefix("class "))).sum())
-    if name.startswith(REMAIN) or name.startswith("loss attack on remain"):
+    if name.startswith((REMAIN, ATTACK_REMAIN)):
         return int(subject.others(test).sum())
     if name == TRAINING:
         return len(reading["remain"].labels)
-    if name.startswith(FORGET):
+    if name.startswith(FORGET) and not name.startswith(UNSEEN):
         return len(reading["forget"].labels)
     if name.startswith(("CKA", "RF-JSD")):
         return len(reading["forget"].rows)
