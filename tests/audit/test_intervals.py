@@ -127,6 +127,23 @@ def test_true_positives_never_exceed_the_rate_and_are_the_most_there_are(seed, r
     assert point.true_positives == clopper_pearson(round(point.true_positives.value * 30), 30)
 
 
+@pytest.mark.parametrize(("members", "others", "above"), [(30, 40, 0), (30, 40, 7), (30, 40, 30), (500, 2000, 90)])
+def test_chance_is_scipys_hypergeometric(members, others, above):
+    allowed = others // 10
+    scores = torch.cat([torch.full((above,), 9.0), torch.full((members - above,), -9.0)])
+    point = tpr_at(0.1, scores, torch.arange(others) / others)
+    expected = stats.hypergeom.cdf(allowed, members + others, others, above + allowed)
+    assert point.true_positives.value == above / members and point.chance == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_chance_is_below_5_percent_in_5_percent_of_cases_without_any_signal():
+    """Where the interval of the true positives would call the asked rate too small in far more."""
+    generator = numpy.random.default_rng(0)
+    points = [tpr_at(0.1, generator.normal(size=400), generator.normal(size=100)) for _ in range(400)]
+    assert 0.01 <= numpy.mean([point.chance <= 0.05 for point in points]) <= 0.075
+    assert numpy.mean([point.true_positives.low > 0.1 for point in points]) > 0.1
+
+
 def test_too_few_others_give_no_number():
     rates = attack_rates(torch.ones(50), torch.zeros(99))
     assert rates.at_percent is None and rates.at_permille is None and rates.area.value == 1

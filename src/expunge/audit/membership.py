@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,7 +55,7 @@ def _with_labels(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Probabilities:
     """p_y of the same samples by the audited network (N,) and by one or more reference networks that never saw them (R, N)."""
 
     audited: Tensor
@@ -75,7 +74,7 @@ class Seen:
                 raise InputError(argument, "must be probabilities, from 0 to 1", f"{float(values.min())} to {float(values.max())}")
 
 
-def rmia(samples: Seen, population: Seen, offline: float = OFFLINE) -> Tensor:
+def rmia(samples: Probabilities, population: Probabilities, offline: float = OFFLINE) -> Tensor:
     """RMIA's score of each sample x: the share of population samples z with (p(x)/p̄(x)) / (p(z)/p̄(z)) > 1 (Zarifzadeh et al., 2024).
 
     p̄(x) = ((1 + a)·mean_r p_r(x) + 1 − a) / 2 stands for the mean over networks with and without x, a = `offline`. The population are
@@ -89,11 +88,11 @@ def rmia(samples: Seen, population: Seen, offline: float = OFFLINE) -> Tensor:
     return torch.searchsorted(others.sort().values, own).double() / len(others)
 
 
-def _likelihood(seen: Seen, offline: float) -> Tensor:
-    return seen.audited / ((1 + offline) / 2 * seen.references.mean(0) + (1 - offline) / 2)
+def _likelihood(probabilities: Probabilities, offline: float) -> Tensor:
+    return probabilities.audited / ((1 + offline) / 2 * probabilities.references.mean(0) + (1 - offline) / 2)
 
 
-def tuned_offline(members: Seen, others: Seen, population: Seen) -> float:
+def tuned_offline(members: Probabilities, others: Probabilities, population: Probabilities) -> float:
     """RMIA's a in 0, 0.1, ..., 1 with the largest area, on a network whose members are known: the original, before it forgot.
 
     The program tunes on a reference network with known members instead; here the references saw none of the samples.
@@ -102,7 +101,7 @@ def tuned_offline(members: Seen, others: Seen, population: Seen) -> float:
     return max(grid, key=lambda a: area_under_curve(rmia(members, population, a), rmia(others, population, a)))
 
 
-def rmia_rates(forget: Seen, unseen: Seen, population: Seen, offline: float = OFFLINE) -> AttackRates:
+def rmia_rates(forget: Probabilities, unseen: Probabilities, population: Probabilities, offline: float = OFFLINE) -> AttackRates:
     """RMIA on forgotten samples against unseen ones of the same kind; `population` must be others than `unseen`."""
     return attack_rates(rmia(forget, population, offline), rmia(unseen, population, offline))
 
@@ -159,7 +158,10 @@ def _share_below(values: Tensor, mean: Tensor, deviation: Tensor, family: str) -
     return (-(-(values - (mean - scale * GAMMA)) / scale).exp()).exp()
 
 
-def completeness_rates(forget: Sequence[Any], unseen: Sequence[Any]) -> AttackRates:
-    """1 − completeness of forgotten samples against unseen ones; each is (original, unlearned, references), p_y of the three."""
-    members, others = (1 - completeness(*(completeness_signal(torch.as_tensor(part)) for part in parts)) for parts in (forget, unseen))
-    return attack_rates(members, others)
+def completeness_rates(forget: Probabilities, unseen: Probabilities, forget_before: Any, unseen_before: Any) -> AttackRates:
+    """1 − completeness of forgotten samples against unseen ones; `before` are p_y by the original network."""
+    scores = []
+    for samples, before in ((forget, forget_before), (unseen, unseen_before)):
+        original, unlearned, references = map(completeness_signal, (torch.as_tensor(before), samples.audited, samples.references))
+        scores.append(1 - completeness(original, unlearned, references))
+    return attack_rates(scores[0], scores[1])
