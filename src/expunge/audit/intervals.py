@@ -57,11 +57,12 @@ def binomial_tail(least: int, trials: int, rate: float) -> float:
         return 0.0
     upper = least > trials * rate
     counts = torch.arange(least, trials + 1) if upper else torch.arange(0, least)
-    share = math.fsum(_binomial(counts, trials, rate).tolist())
+    share = math.fsum(binomial(counts, trials, rate).tolist())
     return min(1.0, share if upper else 1 - share)
 
 
-def _binomial(counts: Tensor, trials: int, rate: float) -> Tensor:
+def binomial(counts: Tensor, trials: int, rate: float) -> Tensor:
+    """P(X = count) of X binomial, for each count, a rate within (0, 1)."""
     counts = counts.double()
     ways = math.lgamma(trials + 1) - torch.lgamma(counts + 1) - torch.lgamma(trials - counts + 1)
     return (ways + counts * math.log(rate) + (trials - counts) * math.log1p(-rate)).exp()
