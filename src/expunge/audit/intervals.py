@@ -57,11 +57,12 @@ def binomial_tail(least: int, trials: int, rate: float) -> float:
         return 0.0
     upper = least > trials * rate
     counts = torch.arange(least, trials + 1) if upper else torch.arange(0, least)
-    share = math.fsum(_binomial(counts, trials, rate).tolist())
+    share = math.fsum(binomial(counts, trials, rate).tolist())
     return min(1.0, share if upper else 1 - share)
 
 
-def _binomial(counts: Tensor, trials: int, rate: float) -> Tensor:
+def binomial(counts: Tensor, trials: int, rate: float) -> Tensor:
+    """P(X = count) of X binomial, for each count, a rate within (0, 1)."""
     counts = counts.double()
     ways = math.lgamma(trials + 1) - torch.lgamma(counts + 1) - torch.lgamma(trials - counts + 1)
     return (ways + counts * math.log(rate) + (trials - counts) * math.log1p(-rate)).exp()
@@ -137,19 +138,25 @@ def auc_interval(members: Any, others: Any, confidence: float = 0.95) -> Interva
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """An attack at one threshold: of members the share above it, of others the share above it, each with its exact interval."""
+    """An attack at one threshold: of members the share above it, of others the share above it, each with its exact interval.
+
+    `chance` is the exact probability of so many members above it where nothing tells members from others, the threshold being found on
+    the same others: small means that the attack works. The intervals are for the threshold as it is, so that of the true positives may
+    leave out the asked rate more often than in 5 % of cases where nothing tells them apart.
+    """
 
     asked: float
     true_positives: Interval
     false_positives: Interval
     threshold: float
+    chance: float
 
 
 def tpr_at(false_positive_rate: float, members: Any, others: Any, confidence: float = 0.95) -> OperatingPoint | None:
     """The share of members above the lowest threshold that at most `false_positive_rate` of the others are above.
 
     None with fewer than 1 / rate others: a single one above the threshold would be too many, so such a rate cannot be told. Intervals are
-    Clopper and Pearson's, each for the threshold as it was found.
+    Clopper and Pearson's. With a members above the threshold of k + 1 others, chance = P(X ≤ k), X the others among a + k drawn from all.
 
     Departures: programs take the nearest rate (RULI) or the last one below it (LiRA); here the rate is never exceeded.
     """
@@ -162,7 +169,20 @@ def tpr_at(false_positive_rate: float, members: Any, others: Any, confidence: fl
     threshold = others.sort(descending=True).values[allowed]
     above, wrong = (int((scores > threshold).sum()) for scores in (members, others))
     rates = clopper_pearson(above, len(members), confidence), clopper_pearson(wrong, len(others), confidence)
-    return OperatingPoint(float(false_positive_rate), *rates, float(threshold))
+    chance = _few_others(allowed, above, len(members), len(others))
+    return OperatingPoint(float(false_positive_rate), *rates, float(threshold), chance)
+
+
+def _few_others(allowed: int, above: int, members: int, others: int) -> float:
+    """P(X ≤ allowed), X hypergeometric: at most so many others among the first above + allowed of all, in random order."""
+    counts, drawn = torch.arange(max(0, above + allowed - members), min(allowed, others) + 1).double(), above + allowed
+
+    def ways(size: int, chosen: Any) -> Any:
+        chosen = torch.as_tensor(chosen, dtype=torch.float64)
+        return math.lgamma(size + 1) - torch.lgamma(chosen + 1) - torch.lgamma(size - chosen + 1)
+
+    terms = ways(others, counts) + ways(members, drawn - counts) - ways(members + others, drawn)
+    return min(1.0, math.fsum(terms.exp().tolist()))
 
 
 @dataclass(frozen=True)
@@ -179,8 +199,8 @@ class AttackRates:
 def attack_rates(members: Any, others: Any, confidence: float = 0.95) -> AttackRates:
     """The area under the curve and the true positives at 1 % and 0.1 % false positives of scores that are larger for members."""
     members, others = as_scores("members", members), as_scores("others", others)
-    points = [tpr_at(rate, members, others, confidence) for rate in (0.01, 0.001)]
-    return AttackRates(auc_interval(members, others, confidence), *points, len(members), len(others))
+    percent, permille = (tpr_at(rate, members, others, confidence) for rate in (0.01, 0.001))
+    return AttackRates(auc_interval(members, others, confidence), percent, permille, len(members), len(others))
 
 
 def as_scores(argument: str, values: Any) -> Tensor:
