@@ -13,7 +13,7 @@ from expunge.audit.findings import Curve, Pictures
 from expunge.audit.intervals import Interval
 from expunge.audit.judging import judge, lost_utility, saw_forget, too_few
 from expunge.audit.keeping import Keep, computed, key_of
-from expunge.audit.measures import RELEARNED, Subject, Values, answers, at_bits, destinations, inside, relearned, utility
+from expunge.audit.measures import RELEARNED, Subject, Values, answers, at_bits, beside_original, destinations, probes, relearned, utility
 from expunge.audit.pictures import edges_of, histograms
 from expunge.audit.policy import Policy, load_policy
 from expunge.audit.reading import Reading, check_alike, read
@@ -50,8 +50,8 @@ def audit(
     """Say what can be said about whether `after` still knows the forget data, how sure, and what cannot be said.
 
     `before` is the original network, `after` the one that was to forget; `test` holds samples that neither was trained on, some of them
-    with the labels of the forget data. `retrained` are networks trained on the remain data alone, of other seeds: without one, a network can
-    be convicted but not cleared. The rules and thresholds are those of `policy`, `load_policy("mine.json")`; see docs/audit.md.
+    with the labels of the forget data. `retrained` are networks trained on the remain data alone, of other seeds: without one, a network
+    can be convicted but not cleared. The rules and thresholds are those of `policy`, `load_policy("mine.json")`; see docs/audit.md.
 
     All networks, their modes and all random states stay as they are. `keep` may store parts that take long (`keeping.Folder`).
     """
@@ -71,14 +71,15 @@ def audit(
     readings = {name: audited.read(name, network) for name, network in networks.items()}
     subject = Subject.of(readings["before"]["forget"], readings["before"]["remain"])
     if few := too_few(readings["before"]["forget"].labels, subject.like(readings["before"]["test"]), policy):
-        argument, _, found = few.partition(": ")
+        argument, _, number = few.partition(": ")
         raise InputError(
-            argument, f"must hold {policy.samples} samples or more (policy.samples), fewer have no interval worth a verdict", found
+            argument, f"must hold {policy.samples} samples or more (policy.samples), fewer have no interval worth a verdict", number
         )
     found = {name: audited.values(name, network, readings, subject) for name, network in networks.items()}
     values, curves = {name: part[0] for name, part in found.items()}, {name: part[1] for name, part in found.items()}
     used = _unaware(references, values, subject, policy)
-    readings, values = ({name: part for name, part in mapping.items() if name in used} for mapping in (readings, values))
+    readings = {name: reading for name, reading in readings.items() if name in used}
+    values = {name: found_values for name, found_values in values.items() if name in used}
     measures = measured(readings, values, subject)
     retrained_readings = [reading for name, reading in readings.items() if name.startswith("retrained")]
     lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
@@ -148,8 +149,10 @@ class _Audited:
         reading, original = readings[name], readings["before"]
         values = utility(reading, subject) | answers(reading, subject, original) | destinations(reading, subject)
         key = key_of(network, reading, self.data)
-        origin = key_of(network, original, self.data)  # inner outputs are compared with the original's
-        values |= self._kept(f"inside {key} {origin} {self.settings.sample}", lambda: _on_one_thread(inside, reading, subject, original))
+        origin = key_of(network, reading, self.data, original)
+        sample = self.settings.sample
+        values |= self._kept(f"probes {key} {sample}", lambda: _on_one_thread(probes, reading, subject))
+        values |= self._kept(f"beside the original {origin} {sample}", lambda: _on_one_thread(beside_original, reading, subject, original))
         for bits in self.settings.bits:
             announce(f"{name}: weights of {bits} bits", self.talk)
             values |= self._kept(f"{bits} bits {key}", self._at_bits(network, subject, bits))

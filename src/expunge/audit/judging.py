@@ -113,8 +113,8 @@ def lost_utility(
     """What was surely lost of what must stay: beside the original, or the worst of the retrained networks where that is worse."""
     others = subject.others(before["test"])
     rivals = sorted([before, *retrained], key=lambda reading: int(reading["test"].right[others].sum()))
-    rights = [reading["test"].right[others].double() for reading in (rivals[0], after)]
-    drop = bootstrap_difference(*rights, paired=True)
+    theirs, own = (reading["test"].right[others].double() for reading in (rivals[0], after))
+    drop = bootstrap_difference(theirs, own, paired=True)
     if drop.low > policy.utility_loss:
         return _of(f"it lost {drop.value:.1%} of the accuracy on other test samples", REMAIN, drop)
     forgotten = set(subject.labels.tolist()) if subject.kind == "classes" else set()

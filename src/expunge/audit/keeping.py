@@ -50,12 +50,12 @@ class Folder:
         return value
 
 
-def key_of(network: nn.Module, reading: Reading, data: Sequence[str | None]) -> str:
+def key_of(network: nn.Module, reading: Reading, data: Sequence[str | None], *others: Reading) -> str:
     """By the weights, by the answers (a wrapper has the weights of what it wraps), and by the data; no key where those have no digest."""
     if None in data:
         return NOT_KEPT
     digest = hashlib.sha256(weights_digest(network).encode())
-    for part in reading.parts.values():
+    for part in (part for source in (reading, *others) for part in source.parts.values()):
         add_bytes(digest, part.losses)
         add_bytes(digest, part.predicted)
     return f"{digest.hexdigest()} {' '.join(map(str, data))}"

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from expunge.audit.features import LAST
+from expunge.audit.findings import Curve
 from expunge.audit.intervals import Interval, auc_interval, clopper_pearson
 from expunge.audit.reading import Part, Reading
 from expunge.audit.similarity import cka_interval, retrain_free_divergence
 from expunge.metrics.probing import fitted
-from expunge.metrics.relearning import RelearnCurve
 
 Kind = Literal["classes", "samples"]
 Values = dict[str, Interval]  # by the measure's name
 
-UNSEEN, FORGET = "forget accuracy, unseen", "forget accuracy"
-REMAIN, TRAINING = "remain accuracy, unseen", "remain accuracy"
+UNSEEN, FORGET = "forget accuracy (unseen)", "forget accuracy"
+REMAIN, TRAINING = "remain accuracy (unseen)", "remain accuracy"
 ATTACK, ATTACK_REMAIN = "loss attack on forget", "loss attack on remain"
 DIVERGED, READ_BACK, RELEARNED = "RF-JSD", "read by the original's classifier", "re-learning"
 AGREEMENT, DIVERGENCE = "agreement with retrained", "divergence from retrained"
@@ -32,7 +32,7 @@ WORDS = {
     ATTACK: "a sanity check, never evidence alone: area under the curve of a lower loss on forget than on unseen samples of their labels",
     ATTACK_REMAIN: "the same of remain samples: forgetting can make others easier to tell",
     DIVERGED: "between mean outputs on forget samples and the original's on unseen ones of their labels, nats; no interval",
-    READ_BACK: "the original's own classifier on this network's inner outputs: the smaller of its shares right of forgotten and other labels",
+    READ_BACK: "the original's own classifier on this network's inner outputs: the smaller share right, of forgotten and of other labels",
     RELEARNED: "mean share of forgotten samples right while a copy trains on all data for a few steps at a small rate",
     AGREEMENT: "share of forget samples given the same class as by a retrained network, mean over these",
     DIVERGENCE: "Jensen and Shannon's, of answers on forget samples from a retrained network's, nats, mean over these",
@@ -120,15 +120,16 @@ def destinations(reading: Reading, subject: Subject) -> Values:
     return {f"given to class {label}": clopper_pearson(count, sum(counts)) for label, count in enumerate(counts)}
 
 
-def inside(reading: Reading, subject: Subject, original: Reading) -> Values:
-    """What a linear classifier, and the original's own, read in the inner outputs; and how like the original's these are."""
-    values: Values = {}
+def probes(reading: Reading, subject: Subject) -> Values:
+    """What a linear classifier reads in the outputs at each place. Of samples of classes that stay it would say nothing."""
+    return {f"probe, {name}": probe(reading, subject, name) for name in reading.places.names if subject.kind == "classes"}
+
+
+def beside_original(reading: Reading, subject: Subject, original: Reading) -> Values:
+    """What the original's own classifier reads in the inner outputs, and how like the original's these are."""
     shared = [name for name in reading.places.names if name in original.places.names]
-    if subject.kind == "classes":
-        for name in reading.places.names:
-            values[f"probe, {name}"] = probe(reading, subject, name)
-    for name in shared:
-        values[f"CKA to the original, {name}"] = cka_interval(reading["forget"].features[name], original["forget"].features[name])
+    ours, theirs = reading["forget"].features, original["forget"].features
+    values = {f"CKA to the original, {name}": cka_interval(ours[name], theirs[name]) for name in shared}
     if subject.kind == "classes" and (back := read_back(reading, subject, original)) is not None:
         values[READ_BACK] = back
     return values
@@ -172,9 +173,9 @@ def at_bits(reading: Reading, subject: Subject, bits: int) -> Values:
     return {f"{name}, {bits} bits": value for name, value in values.items()}
 
 
-def relearned(curve: RelearnCurve, subject: Subject, n: int) -> Values:
+def relearned(curve: Curve, subject: Subject, n: int) -> Values:
     """The mean over the rounds, with the interval of one round: the rounds are of the same samples."""
-    shares = (curve.unseen if subject.kind == "classes" else curve.accuracies)[1:]
+    shares = (curve.unseen if subject.kind == "classes" else curve.forget)[1:]
     mean = sum(shares) / len(shares)
     around = clopper_pearson(round(mean * n), n)
     return {RELEARNED: Interval(mean, min(around.low, mean), max(around.high, mean))}

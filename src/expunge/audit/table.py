@@ -64,11 +64,8 @@ def likeness(readings: Mapping[str, Reading], retrained: Sequence[Reading], subj
         (DIVERGENCE, diverged, len(retrained[0]["forget"].rows)),
     ):
         pairs = {(a, b): compare(retrained[a], retrained[b]) for a in range(len(retrained)) for b in range(a)}
-        floor = [
-            _mean([interval for pair, interval in pairs.items() if number in pair])
-            for number in range(len(retrained))
-            if len(retrained) > 1
-        ]
+        several = range(len(retrained)) if len(retrained) > 1 else ()
+        floor = [_mean([interval for pair, interval in pairs.items() if number in pair]) for number in several]
         # Two networks have one value with each other, not two.
         floor = floor[:1] if len(retrained) == 2 else floor
         before, after = (_mean([compare(readings[network], other) for other in retrained]) for network in ("before", "after"))
