@@ -13,6 +13,7 @@ from expunge.data.objective import Objective
 from expunge.data.overlap import check_disjoint
 from expunge.errors import InputError, UncheckedWarning
 from expunge.model.checks import check_module
+from expunge.runtime.display import counted
 from expunge.validate import shown
 
 TWINS = 0.01  # datasets hold pictures twice; more of them are an overlap
@@ -38,10 +39,14 @@ def check_sets(sets: Mapping[str, Data], objective: Objective, progress: bool = 
     for name in ("forget", "remain"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UncheckedWarning)
-            _check_test(sets, name, objective, progress)
+            twins = _twins(sets, name, objective, progress)
+        if twins:
+            warnings.warn(
+                f"test: {counted(twins, 'sample')} equal to one of {name} in inputs and label; left in", UncheckedWarning, stacklevel=4
+            )
 
 
-def _check_test(sets: Mapping[str, Data], name: str, objective: Objective, progress: bool) -> None:
+def _twins(sets: Mapping[str, Data], name: str, objective: Objective, progress: bool) -> int:
     try:
         check_disjoint(sets[name], sets["test"], objective, progress)
     except InputError as error:
@@ -50,6 +55,6 @@ def _check_test(sets: Mapping[str, Data], name: str, objective: Objective, progr
         found = str(error.found)
         equal = int(found.split()[0]) if found.split()[0].isdigit() and "equal" in found else None
         if equal is not None and hasattr(sets["test"], "__len__") and equal <= TWINS * len(sets["test"]):
-            warnings.warn(f"test: {equal} samples equal one of {name} in inputs and label; left in", UncheckedWarning, stacklevel=4)
-            return
+            return equal
         raise InputError("test", f"must not hold samples of the {name} set: they are not unseen", error.found) from error
+    return 0

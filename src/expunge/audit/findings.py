@@ -18,7 +18,7 @@ Word = Literal["not distinguished", "partly", "cosmetic", "damaged", "cannot tel
 class Measure:
     """One measure of every network; None where it was not measured.
 
-    `floor` are the values that retrained networks have with each other, where a measure compares two networks. `n` are the samples.
+    `floor` are the values that every two retrained networks have, where a measure compares networks. `n` are the samples.
     """
 
     name: str

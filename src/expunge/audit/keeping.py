@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from torch import nn
 from expunge.audit.reading import Reading
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import read_json
-from expunge.storage.files import write_json
+from expunge.storage.files import write_bytes
 from expunge.storage.tensors import add_bytes, weights_digest
 
 NOT_KEPT = "by no digest"
@@ -46,7 +47,7 @@ class Folder:
             if content["key"] == key:
                 return decode(kind, content["value"])
         value = compute()
-        write_json(path, {"key": key, "value": encode(value)})
+        write_bytes(path, json.dumps({"key": key, "value": encode(value)}).encode())  # in order, as it was computed
         return value
 
 

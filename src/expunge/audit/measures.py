@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -82,7 +83,13 @@ class Subject:
 
 
 def rate(right: Tensor) -> Interval:
-    return clopper_pearson(int(right.sum()), right.numel())
+    return _exact(int(right.sum()), right.numel())
+
+
+@lru_cache(4096)
+def _exact(right: int, count: int) -> Interval:
+    """Shares repeat: networks of one audit are asked the same samples."""
+    return clopper_pearson(right, count)
 
 
 def utility(reading: Reading, subject: Subject) -> Values:
@@ -117,12 +124,23 @@ def destinations(reading: Reading, subject: Subject) -> Values:
     """Where forgotten samples go."""
     part, chosen = subject.asked(reading)
     counts = torch.bincount(part.predicted[chosen], minlength=part.classes).tolist()
-    return {f"given to class {label}": clopper_pearson(count, sum(counts)) for label, count in enumerate(counts)}
+    return {f"given to class {label}": _exact(count, sum(counts)) for label, count in enumerate(counts)}
 
 
 def probes(reading: Reading, subject: Subject) -> Values:
     """What a linear classifier reads in the outputs at each place. Of samples of classes that stay it would say nothing."""
-    return {f"probe, {name}": probe(reading, subject, name) for name in reading.places.names if subject.kind == "classes"}
+    if subject.kind == "samples":
+        return {}
+    values: Values = {}
+    for earlier, name in zip((None, *reading.places.names), reading.places.names, strict=False):
+        same = earlier is not None and all(_same(part, earlier, name) for part in reading.parts.values())
+        values[f"probe, {name}"] = values[f"probe, {earlier}"] if same else probe(reading, subject, name)
+    return values
+
+
+def _same(part: Part, first: str, second: str) -> bool:
+    """As the end of the last stage and the classifier's input often are."""
+    return torch.equal(part.features[first], part.features[second])
 
 
 def beside_original(reading: Reading, subject: Subject, original: Reading) -> Values:
@@ -177,5 +195,5 @@ def relearned(curve: Curve, subject: Subject, n: int) -> Values:
     """The mean over the rounds, with the interval of one round: the rounds are of the same samples."""
     shares = (curve.unseen if subject.kind == "classes" else curve.forget)[1:]
     mean = sum(shares) / len(shares)
-    around = clopper_pearson(round(mean * n), n)
+    around = _exact(round(mean * n), n)
     return {RELEARNED: Interval(mean, min(around.low, mean), max(around.high, mean))}

@@ -37,7 +37,7 @@ class Policy:
     known_area: float
     """Without one: samples are known where the area under the curve of the loss attack is surely so far from 0.5."""
     read_back: float
-    """Without one: a class is inside where the original's own classifier surely reads this share of it, and of the others."""
+    """A class is inside where the original's own classifier reads this share of it and of the others; with no retrained network, surely."""
     utility_loss: float
     """A network is damaged that surely lost so much of the accuracy on other test samples."""
     class_loss: float

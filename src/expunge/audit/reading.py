@@ -117,9 +117,7 @@ def _read_part(
             broken = int(logits.isnan().any(1).sum())
             if broken or (logits == torch.inf).any():
                 found = f"{broken} of {len(logits)} rows" if broken else "infinite"
-                raise DivergedError(
-                    f"{argument}: its logits on {name} are not numbers ({found}): the network diverged, nothing was measured"
-                )
+                raise DivergedError(f"{argument}: its logits on {name} are no numbers ({found}): it diverged, nothing was measured")
             if bad := next((place for place, rows in features.items() if not torch.isfinite(rows).all()), None):
                 raise DivergedError(
                     f"{argument}: its outputs at {bad} on {name} are not finite: the network diverged, nothing was measured"

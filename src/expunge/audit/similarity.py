@@ -8,7 +8,7 @@ from torch import Tensor
 from expunge.audit.intervals import Interval, bootstrap_mean, clopper_pearson
 from expunge.audit.reading import Part
 
-DRAWS = 200  # of a bootstrap of CKA, which is a ratio of sums over all pairs
+DRAWS = 100  # of a bootstrap of CKA, which is a ratio of sums over all pairs
 
 
 def cka(first: Tensor, second: Tensor) -> float:

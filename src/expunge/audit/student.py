@@ -37,7 +37,10 @@ def spread(values: Sequence[float]) -> float:
     return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def reach(values: Sequence[float], level: float) -> float:
-    """The half-width of the prediction interval for one more value like these m: t·s·√(1 + 1/m), t of m − 1 degrees of freedom."""
-    count = len(values)
+def reach(values: Sequence[float], level: float, networks: int | None = None) -> float:
+    """The half-width of the prediction interval for one more value like these: t·s·√(1 + 1/m), t of m − 1 degrees of freedom.
+
+    m is the number of values or, where they are of pairs, of `networks`: pairs of the same networks are not independent.
+    """
+    count = len(values) if networks is None else networks
     return student_quantile(1 - level, count - 1) * spread(values) * math.sqrt(1 + 1 / count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import torch
 
@@ -49,7 +50,7 @@ def measured(readings: Mapping[str, Reading], values: Mapping[str, Values], subj
 
 
 def likeness(readings: Mapping[str, Reading], retrained: Sequence[Reading], subject: Subject) -> list[Measure]:
-    """Agreement and divergence on the forget samples: the mean over the retrained networks, and what these have with each other."""
+    """Agreement and divergence on the forget samples: the mean over the retrained networks, and what every two of these have."""
     chosen = torch.ones(len(retrained[0]["forget"].labels), dtype=torch.bool)
 
     def agreed(first: Reading, second: Reading) -> Interval:
@@ -63,11 +64,7 @@ def likeness(readings: Mapping[str, Reading], retrained: Sequence[Reading], subj
         (AGREEMENT, agreed, len(chosen)),
         (DIVERGENCE, diverged, len(retrained[0]["forget"].rows)),
     ):
-        pairs = {(a, b): compare(retrained[a], retrained[b]) for a in range(len(retrained)) for b in range(a)}
-        several = range(len(retrained)) if len(retrained) > 1 else ()
-        floor = [_mean([interval for pair, interval in pairs.items() if number in pair]) for number in several]
-        # Two networks have one value with each other, not two.
-        floor = floor[:1] if len(retrained) == 2 else floor
+        floor = [compare(first, second) for first, second in combinations(retrained, 2)]
         before, after = (_mean([compare(readings[network], other) for other in retrained]) for network in ("before", "after"))
         rows.append(Measure(name, "likeness", words_of(name), count, before, after, (), tuple(floor)))
     return rows

@@ -42,18 +42,23 @@ def _references(measure: Measure) -> list[float]:
 def _weighed(measure: Measure, side: Literal["answers", "inside"], tests: int, policy: Policy) -> Test:
     assert measure.before is not None and measure.after is not None
     values = _references(measure)
+    networks = len(values) if measure.retrained else round((1 + math.sqrt(1 + 8 * len(values))) / 2)  # pairs: m·(m − 1)/2
     reference = sum(values) / len(values)
     before, after = measure.before.value, measure.after.value
     gap = before - reference
-    if len(values) >= policy.seeds:
-        # The same samples for all: under the null this network's value is one more like theirs, sampling and all.
-        margin = max(reach(values, policy.level / tests), policy.smallest_share * abs(gap))
-        noise = spread(values) * math.sqrt(1 + 1 / len(values))
-    else:
-        # One network or two do not show how much networks differ.
-        theirs = (measure.floor or measure.retrained)[0]
-        noise = math.hypot(*(interval.high - interval.low for interval in (measure.after, theirs))) / 2 / NormalDist().inv_cdf(0.975)
-        margin = max(policy.share_without_seeds * abs(gap), NormalDist().inv_cdf(1 - policy.level / tests / 2) * noise)
+    # Of the samples: shares of few samples lie on few steps, and networks that are equal by chance have no spread.
+    theirs = (measure.floor or measure.retrained)[0]
+    noise = math.hypot(*(interval.high - interval.low for interval in (measure.after, theirs))) / 2 / NormalDist().inv_cdf(0.975)
+    margin = NormalDist().inv_cdf(1 - policy.level / tests / 2) * noise
+    if networks >= policy.seeds:
+        # Of the seeds: under the null this network's value is one more like theirs.
+        margin = max(margin, reach(values, policy.level / tests, networks), policy.smallest_share * abs(gap))
+        noise = max(noise, spread(values) * math.sqrt(1 + 1 / networks))
+    else:  # one network or two do not show how much networks differ
+        margin = max(margin, policy.share_without_seeds * abs(gap))
+    if measure.name == READ_BACK:
+        # By chance a strange network is read in part: a value that is far from normal, so that its spread says little.
+        margin = max(margin, policy.read_back * abs(gap))
     needed = margin + NormalDist().inv_cdf(policy.power) * noise
     detectable = needed / abs(gap) if gap else None
     left, low, high = ((value - reference) / gap if gap else None for value in (after, measure.after.low, measure.after.high))
