@@ -32,7 +32,7 @@ from expunge.vision.digits_network import network, trained
 from expunge.vision.scenarios import Scenario, category
 
 EPOCHS = 10
-CLASSES, ORIGINALS, RETRAINED = (1, 5, 8), 12, 12  # the last: of each class
+CLASSES, ORIGINALS, RETRAINED = (1, 5, 8), 8, 12  # the last: of each class
 FEW = 4  # originals whose cheats must be trained
 RESULT = Path(__file__).parent / "results" / "audit_errors.json"
 WORSE = {"partly", "cosmetic", "damaged"}
@@ -226,7 +226,7 @@ def _save(rows: list[dict[str, object]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cache", type=Path, default=Path("runs/audit-errors"))
-    parser.add_argument("--references", type=int, nargs="*", default=[5, RETRAINED - 1, 1, 0])
+    parser.add_argument("--references", type=int, nargs="*", default=[5, 1, 0, RETRAINED - 1])
     options = parser.parse_args()
     torch.set_num_threads(1)
     networks, rows, started = Networks(options.cache), [], time.monotonic()

@@ -44,6 +44,7 @@ def audit(
     objective: Objective = Objective(),
     settings: Settings = Settings(),
     policy: Policy | None = None,
+    done: str = "",
     keep: Keep = computed,
     progress: bool | None = None,
 ) -> Audit:
@@ -53,7 +54,8 @@ def audit(
     with the labels of the forget data. `retrained` are networks trained on the remain data alone, of other seeds: without one, a network
     can be convicted but not cleared. The rules and thresholds are those of `policy`, `load_policy("mine.json")`; see docs/audit.md.
 
-    All networks, their modes and all random states stay as they are. `keep` may store parts that take long (`keeping.Folder`).
+    All networks, their modes and all random states stay as they are. `done` says in words how `after` was made,
+    for the report. `keep` may store parts that take long (`keeping.Folder`).
     """
     check_module(before, "before")
     check_module(after, "after")
@@ -99,6 +101,7 @@ def audit(
             {name: histograms(reading, subject, edges) for name, reading in readings.items()},
             {name: curve for name, curve in curves.items() if curve is not None and name in used},
         ),
+        done=done,
     )
 
 

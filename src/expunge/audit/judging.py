@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import torch
 
@@ -45,25 +47,27 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
     hidden = [test for test in told if test.side == "inside" and test.found == "still there" and (test.left or 0) >= policy.cosmetic_share]
     if hidden and answered < policy.cosmetic_share:
         first = max(hidden, key=lambda test: test.left or 0)
-        sentence = f"cosmetic: the answers changed, but {first.measure} gives back {_share(first.left)} of what the original network knew"
+        sentence = f"cosmetic: the answers changed, but “{first.measure}” gives back {_share(first.left)} of what the original network knew"
         return Judgement("cosmetic", sentence, reasons, missing, tuple(tests))
     if told:
         still = [test.left or 0 for test in told if test.found == "still there"]
-        by = _listed([test.measure for test in told])
+        by = _listed(told)
         sentence = f"partly: told from retrained networks by {by}"
         sentence += f"; up to {_share(max(still))} of what the original network knew is there" if still else ""
         return Judgement("partly", sentence, reasons, missing, tuple(tests))
     powered = [test for test in tests if test.found == "not distinguished"]
     if {test.side for test in powered} != {"answers", "inside"}:
         absent = [side for side in ("answers", "inside") if side not in {test.side for test in powered}]
-        what = tuple(f"a test of the {side} that would show {policy.detectable:.0%} of what the original network knew" for side in absent)
+        what = tuple(
+            f"a test of the {side} that would show {percent(policy.detectable)} of what the original network knew" for side in absent
+        )
         more = (*what, "more samples of the forgotten kind in the test set", *missing)
         sentence = f"cannot tell: no test of the {' or the '.join(absent)} has the power to"
         return Judgement("cannot tell", sentence, tuple(_reason(test, named[test.measure]) for test in tests), more, tuple(tests))
     worst = max(test.detectable or 0 for test in powered)
     sentence = (
-        f"not distinguished from never trained by {_listed([test.measure for test in powered])}, "
-        f"at power {policy.power} for {worst:.0%} or more of what the original network knew"
+        f"not distinguished from never trained by {_listed(powered)}, "
+        f"at power {policy.power} for {percent(worst)} or more of what the original network knew"
     )
     return Judgement("not distinguished", sentence, tuple(_reason(test, named[test.measure]) for test in powered), missing, tuple(tests))
 
@@ -79,7 +83,7 @@ def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy) -> Judgemen
     hidden = [reason for bits in (8, 4) for reason in _known(named, kind, policy, f", {bits} bits")]
     back = named.get(READ_BACK)
     if back is not None and back.after is not None and back.after.low > policy.read_back:
-        words = f"the original's own classifier reads {back.after.value:.1%} of the forgotten and of the other samples in its inner outputs"
+        words = f"the original's classifier reads {percent(back.after.value, 1)} of forgotten and of other samples in its inner outputs"
         hidden.append(_of(words, back.name, back.after))
     if hidden:
         return Judgement("cosmetic", f"cosmetic: the answers changed, but {hidden[0].words}", tuple(hidden), (RETRAINED,))
@@ -95,7 +99,7 @@ def _known(named: Mapping[str, Measure], kind: Kind, policy: Policy, bits: str) 
     if kind == "classes":
         measure = named.get(f"{UNSEEN}{bits}")
         if measure is not None and measure.after is not None and measure.after.low > policy.known_accuracy:
-            words = f"it gives {measure.after.value:.1%} of unseen samples their forgotten label{where}, a retrained network none"
+            words = f"it gives {percent(measure.after.value, 1)} of unseen samples their forgotten label{where}, a retrained network none"
             return [_of(words, measure.name, measure.after)]
         return []
     measure = named.get(f"{ATTACK}{bits}")
@@ -116,7 +120,7 @@ def lost_utility(
     theirs, own = (reading["test"].right[others].double() for reading in (rivals[0], after))
     drop = bootstrap_difference(theirs, own, paired=True)
     if drop.low > policy.utility_loss:
-        return _of(f"it lost {drop.value:.1%} of the accuracy on other test samples", REMAIN, drop)
+        return _of(f"it lost {percent(drop.value, 1)} of the accuracy on other test samples", REMAIN, drop)
     forgotten = set(subject.labels.tolist()) if subject.kind == "classes" else set()
     for measure in measures:
         label = int(measure.name.removeprefix("class ")) if measure.name.startswith("class ") else None
@@ -125,7 +129,7 @@ def lost_utility(
         worst = min([measure.before, *measure.retrained], key=lambda interval: interval.value)
         if worst.low - measure.after.high > policy.class_loss:
             gone = Interval(worst.value - measure.after.value, worst.low - measure.after.high, worst.high - measure.after.low)
-            return _of(f"it lost {gone.value:.1%} of the accuracy on class {label}, which must stay", measure.name, gone)
+            return _of(f"it lost {percent(gone.value, 1)} of the accuracy on class {label}, which must stay", measure.name, gone)
     return None
 
 
@@ -152,12 +156,24 @@ def _number(interval: Interval | None) -> str:
 
 
 def _share(left: float | None) -> str:
-    return f"{max(left or 0, 0):.0%}"
+    return percent(max(left or 0, 0))
 
 
-def _listed(names: Sequence[str], limit: int = 4) -> str:
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _listed(tests: Sequence[Test], limit: int = 4) -> str:
+    """Some of both sides, those with the most power first."""
+    ranked = {side: sorted((test for test in tests if test.side == side), key=_power) for side in ("answers", "inside")}
+    mixed = [test for pair in zip_longest(*ranked.values()) for test in pair if test is not None]
+    names = [f"“{test.measure}”" for test in mixed]
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {counted(len(names) - limit, 'more measure')}"
+
+
+def _power(test: Test) -> float:
+    return math.inf if test.detectable is None else test.detectable
 
 
 def too_few(labels: torch.Tensor, like: torch.Tensor, policy: Policy) -> str | None:

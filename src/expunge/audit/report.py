@@ -57,6 +57,7 @@ class Audit:
     weights: Mapping[str, str]
     data: Mapping[str, str | None]
     pictures: Pictures
+    done: str = ""
     schema: Literal[1] = 1
 
     def __getitem__(self, name: str) -> Measure:
