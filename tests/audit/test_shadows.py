@@ -142,6 +142,7 @@ def test_methods_have_their_own_answers_from_the_same_networks(tmp_path):
     assert torch.allclose(shadows.signals(wipe).unlearned, torch.tensor(0.5, dtype=torch.float64).log())  # ⅓ against ⅔
 
 
+@pytest.mark.slow
 def test_what_was_remembered_is_found_in_a_method_that_keeps_it(tmp_path):
     tuning = expunge.Tuning(expunge.Constant(0.3, epochs=12), batch_size=8)
     shadows = Shadows(lambda seed: nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 3)), plain(), range(40), tuning, tmp_path, 10)

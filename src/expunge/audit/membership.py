@@ -159,7 +159,11 @@ def _share_below(values: Tensor, mean: Tensor, deviation: Tensor, family: str) -
 
 
 def completeness_rates(forget: Probabilities, unseen: Probabilities, forget_before: Any, unseen_before: Any) -> AttackRates:
-    """1 − completeness of forgotten samples against unseen ones; `before` are p_y by the original network."""
+    """1 − completeness of forgotten samples against unseen ones; `before` are p_y by the original network.
+
+    Where the original answers as the references do, as it may on unseen samples, completeness is chance. The authors tell forgotten from
+    *remain* samples, on which all but the references agree: their area is 1 − that of this function with remain samples as `unseen`.
+    """
     scores = []
     for samples, before in ((forget, forget_before), (unseen, unseen_before)):
         original, unlearned, references = map(completeness_signal, (torch.as_tensor(before), samples.audited, samples.references))

@@ -128,6 +128,6 @@ def _private(canaries: int, guesses: int, right: int, delta: float, allowed: flo
 
 
 def _probability(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    shares = binomial(torch.arange(guesses + 1), guesses, 1 / (1 + math.exp(-epsilon)))
+    shares = binomial(guesses, 1 / (1 + math.exp(-epsilon)))
     below = shares[:right].flip(0).cumsum(0) / torch.arange(1, right + 1)  # P(v − i ≤ X < v) / i
     return min(1.0, float(shares[right:].sum()) + 2 * canaries * delta * float(below.max() if right else 0))
