@@ -182,7 +182,7 @@ def test_bad_settings_are_named_and_nothing_is_written(settings, message, tmp_pa
     assert not (tmp_path / "shadows").exists()
 
 
-@pytest.mark.parametrize("method", [expunge.Finetune, 3, type("Own", (), {"__call__": lambda self, *_: None})()])
+@pytest.mark.parametrize("method", [expunge.Finetune, 3, lambda *_: None, type("Own", (), {"__call__": lambda self, *_: None})()])
 def test_methods_that_cannot_be_told_apart_are_refused(method, tmp_path):
     with pytest.raises(InputError, match="method: must be a method|about: must name"):
         made(tmp_path).unlearn(method)

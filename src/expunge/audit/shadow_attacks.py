@@ -52,6 +52,25 @@ class ShadowSignals:
             least = int(torch.minimum(count, len(members) - count).min())
             raise InputError("members", "every sample must be in at least two shadows and missing from at least two", least)
 
+    @property
+    def forgotten(self) -> Tensor:
+        """φ of each sample by the shadows that forgot it, after they did, (S/2, N); see `retrained`."""
+        return self._picked(self.unlearned, self.members)
+
+    @property
+    def retrained(self) -> Tensor:
+        """φ of each sample by the shadows that were never trained on it, before they forgot others: for KLOM and ε.
+
+        Those are defined for one forget set. Here each shadow forgot another, as large, so they are of the method, not of one request.
+        """
+        return self._picked(self.trained, ~self.members)
+
+    def _picked(self, signals: Tensor, wanted: Tensor) -> Tensor:
+        counts = wanted.sum(0).unique()
+        if len(counts) != 1:
+            raise InputError("members", "every sample must be in as many shadows as any other", f"{int(counts[0])} to {int(counts[-1])}")
+        return signals.gather(0, wanted.long().argsort(dim=0, descending=True, stable=True))[: int(counts)]
+
     def without(self, shadow: int) -> ShadowSignals:
         """All but one shadow."""
         rest = [number for number in range(len(self.members)) if number != shadow]
