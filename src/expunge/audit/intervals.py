@@ -166,7 +166,7 @@ def tpr_at(false_positive_rate: float, members: Any, others: Any, confidence: fl
     None with fewer than 1 / rate others: a single one above the threshold would be too many, so such a rate cannot be told. Intervals are
     Clopper and Pearson's. With a members above the threshold of k + 1 others, chance = P(X ≤ k), X the others among a + k drawn from all.
 
-    Departures: programs take the nearest rate (RULI) or the last one below it (LiRA); here the rate is never exceeded.
+    Departures: RULI's program takes the nearest rate there is; here the rate is never exceeded.
     """
     check_number("false_positive_rate", false_positive_rate, 0, 1, ends="()")
     check_confidence(confidence)

@@ -50,7 +50,7 @@ class NoiseTrace:
 
 
 def noise_trace(model: nn.Module, dataset: Any, key: Key, objective: Objective = Objective(), batch_size: int = 128) -> NoiseTrace:
-    """I_n = ⟨ξ_n, g_n⟩ / (σ·‖g_n‖), g_n the gradient of the loss by the clean input of planted sample n, ξ_n its noise (Algorithm 3).
+    """I_n = ⟨ξ_n, g_n⟩ / (σ·‖g_n‖), g_n the gradient of the loss by the clean input of planted sample n, ξ_n its noise (Pawelczyk et al.).
 
     `dataset` is the one before planting. Without training on ξ, I is normal with deviation 1 whatever the network. Where g is 0, I is 0.
     """
