@@ -121,7 +121,7 @@ def _raw(probabilities: Tensor) -> Tensor:
 def completeness(
     original: Any, unlearned: Any, references: Any, steps: int = 100, family: Literal["gumbel", "norm"] = "gumbel", pooled: bool = True
 ) -> Tensor:
-    """IAM's completeness of each sample: 1 where the network answers as one that never saw it, 0 where as the original (USENIX Security 2025).
+    """IAM's completeness of each sample: 1 where the network answers as one that never saw it, 0 where as the original (USENIX 2025).
 
     c = 1 − Σ_i α_{i+1}·F_i(s) / Σ_i α_{i+1}, i from 0 to steps − 2, α_i = i / (steps − 1). s is the unlearned network's signal, F_i the
     distribution of references moved towards the original, r + α_i·(o − r): its mean over the references, of each sample, and its
