@@ -11,9 +11,10 @@ from scipy import stats
 
 from expunge.audit import intervals
 from expunge.audit.intervals import (
+    at_least_so_many,
     attack_rates,
     auc_interval,
-    binomial_tail,
+    binomial,
     bootstrap_auc,
     bootstrap_difference,
     bootstrap_mean,
@@ -45,9 +46,10 @@ def test_clopper_pearson_of_nothing_seen():
     assert 0.03 in interval and 0.04 not in interval
 
 
-@pytest.mark.parametrize(("least", "trials", "rate"), [(0, 5, 0.3), (6, 5, 0.3), (3, 5, 0.0), (3, 5, 1.0), (40, 60, 0.5), (7, 60, 0.5)])
-def test_binomial_tail_is_scipys(least, trials, rate):
-    assert binomial_tail(least, trials, rate) == pytest.approx(stats.binom.sf(least - 1, trials, rate), rel=1e-10)
+@pytest.mark.parametrize(("least", "trials", "rate"), [(0, 5, 0.3), (6, 5, 0.3), (40, 60, 0.5), (7, 60, 0.5), (900, 50_000, 0.02)])
+def test_shares_of_a_binomial_are_scipys(least, trials, rate):
+    assert at_least_so_many(least, trials)(rate) == pytest.approx(stats.binom.sf(least - 1, trials, rate), abs=1e-10)
+    assert binomial(trials, rate).numpy() == pytest.approx(stats.binom.pmf(range(trials + 1), trials, rate), rel=1e-8, abs=1e-300)
 
 
 def test_bootstrap_of_a_mean_is_a_plain_loop_in_one_piece_and_in_many(monkeypatch):

@@ -90,6 +90,17 @@ def test_one_network_is_audited_on_what_it_forgot_against_what_it_never_saw():
         target_rates(torch.zeros(400), torch.zeros(3, dtype=torch.bool))
 
 
+def test_signals_by_what_a_shadow_did_with_a_sample():
+    shadows = made(6, 5)
+    for index in range(5):
+        members = shadows.members[:, index]
+        assert torch.equal(shadows.forgotten[:, index], shadows.unlearned[members, index])
+        assert torch.equal(shadows.retrained[:, index], shadows.trained[~members, index])
+    members = torch.tensor([[1, 1], [1, 1], [0, 1], [0, 0], [0, 0]]).bool()
+    with pytest.raises(InputError, match="members: every sample must be in as many shadows as any other; found 2 to 3"):
+        _ = ShadowSignals(torch.zeros(5, 2), torch.zeros(5, 2), members).forgotten
+
+
 def test_vulnerable_samples_are_those_that_training_shows_on():
     shadows = made(200, 3, memory=0.0)
     trained = shadows.trained + torch.tensor([0.0, 3.0, 9.0]) * shadows.members

@@ -75,14 +75,15 @@ class ClassLeak:
 
 
 def class_leak(unlearned: Tensor, retrained: Tensor, forgotten: int, seed: int = 0) -> ClassLeak:
-    """CMIA: a class that was forgotten shows in the probabilities of its neighbours, beside a retrained network's (Wang et al., 2025).
+    """CMIA: a class that was forgotten shows in the probabilities of its neighbours, beside a retrained network's (arXiv 2506.20893).
 
     Logits (N, K) of both networks on the same unseen samples of the class c. q_k = p_k / (1 − p_c) for k ≠ c;
     distance = mean_n ½ Σ_k |q_k − q'_k|. The attack is a logistic regression on log q, the two answers to a sample in the same of 5
     folds, the area under the curve of the folds left out. Two retrained networks differ too: `class_leak` of these is the floor to
     compare with.
 
-    Departures: written after the paper's text; the authors' program, which trains on other classes, was not at hand. Needs scikit-learn.
+    Departures: written after the paper's abstract, which has no formula; neither its text nor a program was at hand, so values are not
+    comparable with the authors'. Needs scikit-learn.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold, cross_val_predict

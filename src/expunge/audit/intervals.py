@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -44,31 +45,38 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> In
     check_whole("trials", trials, minimum=1)
     check_whole("successes", successes, minimum=0, maximum=trials)
     tail = (1 - confidence) / 2
-    low = 0.0 if successes == 0 else _crossing(lambda p: binomial_tail(successes, trials, p) > tail)
-    high = 1.0 if successes == trials else _crossing(lambda p: 1 - binomial_tail(successes + 1, trials, p) <= tail)
+    at_least, more = at_least_so_many(successes, trials), at_least_so_many(successes + 1, trials)
+    low = 0.0 if successes == 0 else _crossing(lambda rate: at_least(rate) > tail)
+    high = 1.0 if successes == trials else _crossing(lambda rate: 1 - more(rate) <= tail)
     return Interval(successes / trials, low, high, confidence)
 
 
-def binomial_tail(least: int, trials: int, rate: float) -> float:
-    """P(X ≥ least) of X binomial, summed from the smaller side in float64."""
-    if least <= 0 or rate >= 1:
-        return 1.0 if least <= trials else 0.0
-    if least > trials or rate <= 0:
-        return 0.0
-    upper = least > trials * rate
-    counts = torch.arange(least, trials + 1) if upper else torch.arange(0, least)
-    share = math.fsum(binomial(counts, trials, rate).tolist())
-    return min(1.0, share if upper else 1 - share)
+def at_least_so_many(least: int, trials: int) -> Callable[[float], float]:
+    """P(X ≥ least) of X binomial, as a function of its rate within (0, 1), to 1e-15: the side of fewer counts is summed."""
+    upper = trials - least < least
+    counts = numpy.arange(least, trials + 1) if upper else numpy.arange(least)
+    ways = _log_ways(trials, torch.from_numpy(counts)).numpy()
+
+    def share(rate: float) -> float:
+        total = float(numpy.exp(ways + counts * math.log(rate) + (trials - counts) * math.log1p(-rate)).sum())
+        return total if upper else 1 - total
+
+    return share
 
 
-def binomial(counts: Tensor, trials: int, rate: float) -> Tensor:
-    """P(X = count) of X binomial, for each count, a rate within (0, 1)."""
-    counts = counts.double()
-    ways = math.lgamma(trials + 1) - torch.lgamma(counts + 1) - torch.lgamma(trials - counts + 1)
-    return (ways + counts * math.log(rate) + (trials - counts) * math.log1p(-rate)).exp()
+def binomial(trials: int, rate: float) -> Tensor:
+    """P(X = count) of X binomial, for every count from 0 to `trials`, a rate within (0, 1)."""
+    counts = torch.arange(trials + 1).double()
+    return (_log_ways(trials, counts) + counts * math.log(rate) + (trials - counts) * math.log1p(-rate)).exp()
 
 
-def _crossing(reached: Any) -> float:
+def _log_ways(size: int, chosen: Tensor) -> Tensor:
+    """log of the number of ways to choose so many out of `size`."""
+    chosen = chosen.double()
+    return math.lgamma(size + 1) - torch.lgamma(chosen + 1) - torch.lgamma(size - chosen + 1)
+
+
+def _crossing(reached: Callable[[float], bool]) -> float:
     """Where a condition that is false at 0 and true at 1 becomes true."""
     low, high = 0.0, 1.0
     for _ in range(HALVINGS):
@@ -158,7 +166,7 @@ def tpr_at(false_positive_rate: float, members: Any, others: Any, confidence: fl
     None with fewer than 1 / rate others: a single one above the threshold would be too many, so such a rate cannot be told. Intervals are
     Clopper and Pearson's. With a members above the threshold of k + 1 others, chance = P(X ≤ k), X the others among a + k drawn from all.
 
-    Departures: programs take the nearest rate (RULI) or the last one below it (LiRA); here the rate is never exceeded.
+    Departures: RULI's program takes the nearest rate there is; here the rate is never exceeded.
     """
     check_number("false_positive_rate", false_positive_rate, 0, 1, ends="()")
     check_confidence(confidence)
@@ -175,14 +183,9 @@ def tpr_at(false_positive_rate: float, members: Any, others: Any, confidence: fl
 
 def _few_others(allowed: int, above: int, members: int, others: int) -> float:
     """P(X ≤ allowed), X hypergeometric: at most so many others among the first above + allowed of all, in random order."""
-    counts, drawn = torch.arange(max(0, above + allowed - members), min(allowed, others) + 1).double(), above + allowed
-
-    def ways(size: int, chosen: Any) -> Any:
-        chosen = torch.as_tensor(chosen, dtype=torch.float64)
-        return math.lgamma(size + 1) - torch.lgamma(chosen + 1) - torch.lgamma(size - chosen + 1)
-
-    terms = ways(others, counts) + ways(members, drawn - counts) - ways(members + others, drawn)
-    return min(1.0, math.fsum(terms.exp().tolist()))
+    counts, drawn = torch.arange(max(0, above + allowed - members), min(allowed, others) + 1), torch.tensor(above + allowed)
+    terms = _log_ways(others, counts) + _log_ways(members, drawn - counts) - _log_ways(members + others, drawn)
+    return min(1.0, float(terms.exp().sum()))
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ def rmia(samples: Probabilities, population: Probabilities, offline: float = OFF
     p̄(x) = ((1 + a)·mean_r p_r(x) + 1 − a) / 2 stands for the mean over networks with and without x, a = `offline`. The population are
     samples that none of the networks was trained on, as many as there are: the score has no finer steps than 1 / Z.
 
-    Departures: none from the program (privacy-meter) with all its references "out". Its γ is 1; the paper's is a parameter, 2 for the
-    most part. The comparison is by sorting, so memory is one number per sample, not N × Z.
+    Departures: none from the program (privacy-meter) with all its references "out". Its γ is 1; the copy in IAM's
+    program has 2. The comparison is by sorting, so memory is one number per sample, not N × Z.
     """
     check_number("offline", offline, 0, 1, ends="[]")
     own, others = _likelihood(samples, offline), _likelihood(population, offline)
@@ -121,14 +121,14 @@ def _raw(probabilities: Tensor) -> Tensor:
 def completeness(
     original: Any, unlearned: Any, references: Any, steps: int = 100, family: Literal["gumbel", "norm"] = "gumbel", pooled: bool = True
 ) -> Tensor:
-    """IAM's completeness of each sample: 1 where the network answers as one that never saw it, 0 where as the original (Wang et al., 2025).
+    """IAM's completeness of each sample: 1 where the network answers as one that never saw it, 0 where as the original (USENIX 2025).
 
     c = 1 − Σ_i α_{i+1}·F_i(s) / Σ_i α_{i+1}, i from 0 to steps − 2, α_i = i / (steps − 1). s is the unlearned network's signal, F_i the
     distribution of references moved towards the original, r + α_i·(o − r): its mean over the references, of each sample, and its
     deviation over references and samples (`pooled`, and always with one reference) or over the references alone. "gumbel" for
     `completeness_signal` of probabilities, "norm" for `confidence`.
 
-    Departures: the paper weights F_α by α itself; the program, and this, by the next α.
+    Departures: the formula weights F_α by α itself; the program, and this, by the next α.
     """
     check_whole("steps", steps, minimum=2)
     check_choice("family", family, ("gumbel", "norm"))
@@ -159,7 +159,11 @@ def _share_below(values: Tensor, mean: Tensor, deviation: Tensor, family: str) -
 
 
 def completeness_rates(forget: Probabilities, unseen: Probabilities, forget_before: Any, unseen_before: Any) -> AttackRates:
-    """1 − completeness of forgotten samples against unseen ones; `before` are p_y by the original network."""
+    """1 − completeness of forgotten samples against unseen ones; `before` are p_y by the original network.
+
+    Where the original answers as the references do, as it may on unseen samples, completeness is chance. The authors tell forgotten from
+    *remain* samples, on which all but the references agree: their area is 1 − that of this function with remain samples as `unseen`.
+    """
     scores = []
     for samples, before in ((forget, forget_before), (unseen, unseen_before)):
         original, unlearned, references = map(completeness_signal, (torch.as_tensor(before), samples.audited, samples.references))

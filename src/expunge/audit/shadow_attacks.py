@@ -52,6 +52,25 @@ class ShadowSignals:
             least = int(torch.minimum(count, len(members) - count).min())
             raise InputError("members", "every sample must be in at least two shadows and missing from at least two", least)
 
+    @property
+    def forgotten(self) -> Tensor:
+        """φ of each sample by the shadows that forgot it, after they did, (S/2, N); see `retrained`."""
+        return self._picked(self.unlearned, self.members)
+
+    @property
+    def retrained(self) -> Tensor:
+        """φ of each sample by the shadows that were never trained on it, before they forgot others: for KLOM and ε.
+
+        Those are defined for one forget set. Here each shadow forgot another, as large, so they are of the method, not of one request.
+        """
+        return self._picked(self.trained, ~self.members)
+
+    def _picked(self, signals: Tensor, wanted: Tensor) -> Tensor:
+        counts = wanted.sum(0).unique()
+        if len(counts) != 1:
+            raise InputError("members", "every sample must be in as many shadows as any other", f"{int(counts[0])} to {int(counts[-1])}")
+        return signals.gather(0, wanted.long().argsort(dim=0, descending=True, stable=True))[: int(counts)]
+
     def without(self, shadow: int) -> ShadowSignals:
         """All but one shadow."""
         rest = [number for number in range(len(self.members)) if number != shadow]
@@ -62,10 +81,10 @@ def u_lira(target: Any, shadows: ShadowSignals) -> Tensor:
     """U-LiRA's log likelihood ratio of each candidate: log N(φ; forgotten) − log N(φ; never seen) (Hayes et al., 2024).
 
     φ = `target` is the audited network's; mean and deviation (over n, not n − 1) are of `unlearned` where it is a member and where it is
-    not. Above 0 forgotten is likelier; `torch.sigmoid` of it is the probability of both programs.
+    not. Above 0 forgotten is likelier; `torch.sigmoid` of it is the probability of DeepUnlearn's program.
 
-    Departures: the text and LiRA's program use φ, DeepUnlearn's program whether the answer is right (0 or 1). Deviations have 1e-30
-    added, as in LiRA's program, where others divide by zero.
+    Departures: DeepUnlearn's program has, in place of φ, whether the answer is right (0 or 1), scores the networks that the Gaussians were
+    fitted to, and divides by zero where a deviation is 0; here 1e-30 is added. The authors' own program was not at hand.
     """
     return _ratio(target, shadows.unlearned, shadows.unlearned, shadows.members, _normal)
 
@@ -121,7 +140,7 @@ def method_rates(shadows: ShadowSignals, score: Callable[[Tensor, ShadowSignals]
 
 
 def vulnerability(shadows: ShadowSignals) -> Tensor:
-    """|μ_in − μ_out| / (σ_in + σ_out) of φ before unlearning (Carlini et al., 2022): how much training on a sample shows.
+    """|μ_in − μ_out| / (σ_in + σ_out) of φ before unlearning (after Carlini et al., 2022): how much training on it shows.
 
     RULI tells results on the most vulnerable samples and on protected ones apart, since a mean over all hides the former.
     """

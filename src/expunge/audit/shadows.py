@@ -239,7 +239,7 @@ class Shadows:
         if not callable(method) or isinstance(method, type):
             raise InputError("method", "must be a method with its settings, or a function of model, forget and remain", excerpt(method))
         text = about or (repr(method) if is_dataclass(method) else getattr(method, "__qualname__", ""))
-        if not text or " at 0x" in text:
+        if not text or " at 0x" in text or text.endswith("<lambda>"):
             raise InputError("about", "must name what the method does: nothing else tells it from others in the folder", excerpt(text))
         return f"unlearned-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 

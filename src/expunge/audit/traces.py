@@ -50,7 +50,7 @@ class NoiseTrace:
 
 
 def noise_trace(model: nn.Module, dataset: Any, key: Key, objective: Objective = Objective(), batch_size: int = 128) -> NoiseTrace:
-    """I_n = ⟨ξ_n, g_n⟩ / (σ·‖g_n‖), g_n the gradient of the loss by the clean input of planted sample n, ξ_n its noise (Algorithm 3).
+    """I_n = ⟨ξ_n, g_n⟩ / (σ·‖g_n‖), g_n the gradient of the loss by the clean input of planted sample n, ξ_n its noise (Pawelczyk et al.).
 
     `dataset` is the one before planting. Without training on ξ, I is normal with deviation 1 whatever the network. Where g is 0, I is 0.
     """
@@ -128,6 +128,6 @@ def _private(canaries: int, guesses: int, right: int, delta: float, allowed: flo
 
 
 def _probability(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    shares = binomial(torch.arange(guesses + 1), guesses, 1 / (1 + math.exp(-epsilon)))
+    shares = binomial(guesses, 1 / (1 + math.exp(-epsilon)))
     below = shares[:right].flip(0).cumsum(0) / torch.arange(1, right + 1)  # P(v − i ≤ X < v) / i
     return min(1.0, float(shares[right:].sum()) + 2 * canaries * delta * float(below.max() if right else 0))
