@@ -172,7 +172,7 @@ def cases(networks: Networks, references: int, labels: tuple[int, ...], original
         for number in range(retrained):
             others = [*clean[number + 1 :], *clean[:number]][:references]
             yield Case("retrained", label, number, networks.original(0), clean[number], others)
-        for number in range(originals if references < retrained - 1 else 0):  # with all others, retrained networks alone
+        for number in range(originals if references < 11 else 0):  # with all others, retrained networks alone
             before, beside = networks.original(number), clean[:references]
             torch.manual_seed(number)
             cheats = {

@@ -154,3 +154,30 @@ def test_parts_can_be_switched_off():
     for wrong in ({"rounds": -1}, {"bits": (1,)}, {"sample": 3}, {"rate": 0}):
         with pytest.raises(InputError, match="settings"):
             expunge.audit.Settings(**wrong)
+
+
+def overfitted(rows, seed: int) -> nn.Module:
+    model = fresh(seed)
+    expunge.train(model, Subset(noisy(), rows), expunge.Tuning(expunge.Constant(0.05, 60), batch_size=16, seed=seed, weight_decay=0))
+    return model.eval()
+
+
+def noisy(seed: int = 0):
+    """Labels that nobody can guess: what is known of them was learnt by heart."""
+    numbers = torch.Generator().manual_seed(seed)
+    return torch.utils.data.TensorDataset(torch.randn(200, 12, generator=numbers), torch.randint(0, 4, (200,), generator=numbers))
+
+
+def test_networks_never_trained_on_the_samples_give_an_attack_on_each():
+    rows = [*range(200)]
+    before, clean, *outside = overfitted(rows, 0), *(overfitted(rows[60:], seed) for seed in (1, 2, 3))
+    sets = Subset(noisy(), rows[:60]), Subset(noisy(), rows[60:]), noisy(1)
+    settings = expunge.audit.Settings(rounds=0, bits=())
+    known = expunge.audit(before, before, *sets, None, outside, settings=settings)
+    assert known.kind == "samples" and known["RMIA on forget"].after.low > 0.7 and known["IAM on forget"].after.value > 0.6
+    assert known.verdict.word == "partly" and {reason.measure for reason in known.verdict.reasons} >= {"RMIA on forget"}
+    report = expunge.audit(before, clean, *sets, None, outside, settings=settings)
+    assert 0.5 in report["RMIA on forget"].after and report.verdict.word == "cannot tell"
+    assert report["RMIA on forget, found at 1 % false alarms"].after.value < 0.2  # 100 unseen samples
+    assert "RMIA on forget, found at 0.1 % false alarms" not in {measure.name for measure in report.measures}
+    assert {"out 1", "out 2"} <= report.weights.keys()

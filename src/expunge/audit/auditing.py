@@ -14,6 +14,7 @@ from expunge.audit.intervals import Interval
 from expunge.audit.judging import judge, lost_utility, saw_forget, too_few
 from expunge.audit.keeping import Keep, computed, key_of
 from expunge.audit.measures import RELEARNED, Subject, Values, answers, at_bits, beside_original, destinations, probes, relearned, utility
+from expunge.audit.per_sample import per_sample_attacks
 from expunge.audit.pictures import edges_of, histograms
 from expunge.audit.policy import Policy, load_policy
 from expunge.audit.reading import Reading, check_alike, read
@@ -40,6 +41,7 @@ def audit(
     remain: Data,
     test: Data,
     retrained: nn.Module | Sequence[nn.Module] | None = None,
+    out: Sequence[nn.Module] = (),
     *,
     objective: Objective = Objective(),
     settings: Settings = Settings(),
@@ -52,15 +54,16 @@ def audit(
 
     `before` is the original network, `after` the one that was to forget; `test` holds samples that neither was trained on, some of them
     with the labels of the forget data. `retrained` are networks trained on the remain data alone, of other seeds: without one, a network
-    can be convicted but not cleared. The rules and thresholds are those of `policy`, `load_policy("mine.json")`; see docs/audit.md.
+    can be convicted but not cleared. `out` are networks that were never trained on the forget samples, one to four, on whatever else: with
+    them every sample is attacked by itself (RMIA, IAM). The rules and thresholds are those of `policy`; see docs/audit.md.
 
-    All networks, their modes and all random states stay as they are. `done` says in words how `after` was made,
-    for the report. `keep` may store parts that take long (`keeping.Folder`).
+    All networks, their modes and all random states stay as they are. `done` says in words how `after` was made, for the report. `keep` may
+    store parts that take long (`keeping.Folder`).
     """
     check_module(before, "before")
     check_module(after, "after")
     check_objective(objective)
-    references = listed_networks("retrained", retrained)
+    references, strangers = listed_networks("retrained", retrained), listed_networks("out", out)
     for argument, value, kind in (("settings", settings, Settings), ("policy", policy, Policy | None)):
         if not isinstance(value, kind):
             raise InputError(argument, "must be Settings() or a Policy, such as load_policy()", shown(value))
@@ -69,6 +72,7 @@ def audit(
     sets = {"forget": forget, "remain": remain, "test": test}
     check_sets(sets, objective, talk)
     networks = {"before": before, "after": after} | {f"retrained {number}": net for number, net in enumerate(references, start=1)}
+    outside_networks = {f"out {number}": network for number, network in enumerate(strangers, start=1)}
     audited = _Audited(sets, objective, settings, policy, keep, talk)
     readings = {name: audited.read(name, network) for name, network in networks.items()}
     subject = Subject.of(readings["before"]["forget"], readings["before"]["remain"])
@@ -78,10 +82,13 @@ def audit(
             argument, f"must hold {policy.samples} samples or more (policy.samples), fewer have no interval worth a verdict", number
         )
     found = {name: audited.values(name, network, readings, subject) for name, network in networks.items()}
+    outside = [audited.read(name, network) for name, network in outside_networks.items()]
     values, curves = {name: part[0] for name, part in found.items()}, {name: part[1] for name, part in found.items()}
     used = _unaware(references, values, subject, policy)
     readings = {name: reading for name, reading in readings.items() if name in used}
     values = {name: found_values for name, found_values in values.items() if name in used}
+    if outside:
+        values = {name: part | per_sample_attacks(readings[name], readings["before"], outside, subject) for name, part in values.items()}
     measures = measured(readings, values, subject)
     retrained_readings = [reading for name, reading in readings.items() if name.startswith("retrained")]
     lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
@@ -95,7 +102,7 @@ def audit(
         measures=measures,
         policy=policy,
         settings=settings,
-        weights={name: weights_digest(network) for name, network in networks.items()},
+        weights={name: weights_digest(network) for name, network in (networks | outside_networks).items()},
         data={name: data_digest(data) for name, data in sets.items()},
         pictures=Pictures(
             {name: histograms(reading, subject, edges) for name, reading in readings.items()},
@@ -141,9 +148,9 @@ class _Audited:
         try:
             reading = read(network, self.sets, self.objective, self.settings.batch_size, self.settings.sample, argument)
         except InputError as error:
-            if argument != "retrained" or error.argument in (*self.sets, "objective"):
+            if argument not in ("retrained", "out") or error.argument in (*self.sets, "objective"):
                 raise
-            raise InputError("retrained", f"must be a network like the original; {error.argument}: {error.rule}", error.found) from error
+            raise InputError(argument, f"must be a network like the original; {error.argument}: {error.rule}", error.found) from error
         self.first = self.first or reading
         check_alike(self.first, reading, argument)
         return reading

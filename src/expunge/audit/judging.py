@@ -10,12 +10,13 @@ import torch
 
 from expunge.audit.findings import Judgement, Measure, Reason, Test
 from expunge.audit.intervals import Interval, bootstrap_difference
-from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, READ_BACK, REMAIN, UNSEEN, Kind, Subject
+from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, READ_BACK, REMAIN, RMIA, UNSEEN, Kind, Subject
 from expunge.audit.policy import Policy
 from expunge.audit.reading import Reading
 from expunge.audit.weighing import weigh
 from expunge.runtime.display import counted
 
+OUT = "networks never trained on the forget samples (out): the loss attack alone is a sanity check"
 RETRAINED = "a network retrained without the forget data"
 MORE_SEEDS = "retrained networks of {} seeds or more: fewer do not show how much such networks differ"
 
@@ -90,7 +91,8 @@ def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy) -> Judgemen
     shown = [named[name] for name in (UNSEEN, FORGET, ATTACK) if name in named]
     reasons = tuple(_of(f"{measure.name} is {_number(measure.after)}", measure.name, measure.after) for measure in shown if measure.after)
     sentence = "cannot tell: nothing gives it away, and without a retrained network nothing clears it"
-    return Judgement("cannot tell", sentence, reasons, (RETRAINED,))
+    missing = (RETRAINED,) if kind == "classes" or RMIA in named else (RETRAINED, OUT)
+    return Judgement("cannot tell", sentence, reasons, missing)
 
 
 def _known(named: Mapping[str, Measure], kind: Kind, policy: Policy, bits: str) -> list[Reason]:
@@ -102,13 +104,17 @@ def _known(named: Mapping[str, Measure], kind: Kind, policy: Policy, bits: str) 
             words = f"it gives {percent(measure.after.value, 1)} of unseen samples their forgotten label{where}, a retrained network none"
             return [_of(words, measure.name, measure.after)]
         return []
-    measure = named.get(f"{ATTACK}{bits}")
-    if measure is None or measure.after is None:
-        return []
-    area = measure.after
-    if area.low > 0.5 + policy.known_area or area.high < 0.5 - policy.known_area:
-        return [_of(f"its loss{where} tells forget samples from unseen ones with area {area.value:.3f}, chance is 0.5", measure.name, area)]
-    return []
+    reasons = []
+    for attack, what in ((ATTACK, f"its loss{where}"), (RMIA, "RMIA")):
+        measure = named.get(f"{attack}{bits}")
+        if measure is None or measure.after is None:
+            continue
+        area = measure.after
+        if area.low > 0.5 + policy.known_area or area.high < 0.5 - policy.known_area:
+            reasons.append(
+                _of(f"{what} tells forget samples from unseen ones with area {area.value:.3f}, chance is 0.5", measure.name, area)
+            )
+    return reasons
 
 
 def lost_utility(

@@ -23,6 +23,7 @@ UNSEEN, FORGET = "forget accuracy (unseen)", "forget accuracy"
 REMAIN, TRAINING = "remain accuracy (unseen)", "remain accuracy"
 ATTACK, ATTACK_REMAIN = "loss attack on forget", "loss attack on remain"
 DIVERGED, READ_BACK, RELEARNED = "RF-JSD", "read by the original's classifier", "re-learning"
+RMIA, IAM = "RMIA on forget", "IAM on forget"
 AGREEMENT, DIVERGENCE = "agreement with retrained", "divergence from retrained"
 
 WORDS = {
@@ -35,6 +36,8 @@ WORDS = {
     DIVERGED: "between mean outputs on forget samples and the original's on unseen ones of their labels, nats; no interval",
     READ_BACK: "the original's own classifier on this network's inner outputs: the smaller share right, of forgotten and of other labels",
     RELEARNED: "mean share of forgotten samples right while a copy trains on all data for a few steps at a small rate",
+    RMIA: "area under the curve of RMIA, forget samples against unseen ones of their labels, by networks never trained on them",
+    IAM: "the same of 1 − completeness, which interpolates between those networks and the original",
     AGREEMENT: "share of forget samples given the same class as by a retrained network, mean over these",
     DIVERGENCE: "Jensen and Shannon's, of answers on forget samples from a retrained network's, nats, mean over these",
 }
@@ -46,6 +49,8 @@ def words_of(name: str) -> str:
     before, _, after = name.partition(", ")
     if after.endswith("bits"):
         return f"{WORDS[name.rpartition(', ')[0]]}; every weight matrix rounded, one scale per output channel"
+    if after.startswith("found at"):
+        return f"{WORDS[before]}: share of forget samples found"
     described = {
         "class": "share of test samples of this class that are right",
         "given": "share of the forgotten samples, unseen where a class is forgotten, that this class is given to",

@@ -19,6 +19,7 @@ from expunge.audit.measures import (
     READ_BACK,
     RELEARNED,
     REMAIN,
+    RMIA,
     UNSEEN,
     Kind,
 )
@@ -34,7 +35,7 @@ from expunge.storage.folders import RESULT, reserved, signature
 COMMAND = "audit"
 CARD = "model-card.md"
 WIDTH = 80
-SHORT = (REMAIN, FORGET, UNSEEN, ATTACK, ATTACK_REMAIN, READ_BACK, RELEARNED, f"{UNSEEN}, 4 bits", f"{FORGET}, 4 bits", DIVERGENCE)
+SHORT = (REMAIN, FORGET, UNSEEN, ATTACK, ATTACK_REMAIN, RMIA, READ_BACK, RELEARNED, f"{UNSEEN}, 4 bits", f"{FORGET}, 4 bits", DIVERGENCE)
 LIMITS = (
     "It is about these networks, these data and these attacks; others may find more.",
     "Whether copies, caches, backups or other networks hold the data is not looked at.",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from expunge.errors import InputError
+from expunge.errors import InputError, UncheckedWarning
 from expunge.runtime.exits import uninterrupted
 from expunge.storage.files import check_folder
 
@@ -26,6 +28,8 @@ class Audit:
     """What: label=3, label=3,5, or rows=FILE with the numbers of training samples, one per line."""
     retrained: tuple[str, ...] = ()
     """Networks trained without the forget data, best five or more."""
+    never_trained: tuple[str, ...] = ()
+    """Networks never trained on the forget data, one to four, for attacks on single samples; retrained ones may be named again."""
     dataset: str = "digits"
     """digits, cifar10, cifar100, mnist, fashion-mnist, tiny-imagenet, or a folder of class folders of pictures."""
     size: int | None = None
@@ -61,18 +65,34 @@ def run_audit(options: Audit) -> int:
     check_owner(options.out)
     policy = load_policy() if options.policy is None else load_policy(options.policy)
     device = device_named(options.device)
-    before, after, *retrained = (
-        _named(argument, lambda path=path: load_network(path, device))
-        for argument, path in (("before", options.before), ("after", options.after), *(("retrained", path) for path in options.retrained))
-    )
+
+    def networks(argument: str, *paths: str) -> list[Any]:
+        return [_named(argument, lambda path=path: load_network(path, device)) for path in paths]
+
+    before, after = networks("before", options.before)[0], networks("after", options.after)[0]
+    retrained, out = networks("retrained", *options.retrained), networks("never_trained", *options.never_trained)
     forget, remain, test = _sets(options, device)
     settings = Settings() if options.relearn else replace(Settings(), rounds=0)
-    with lock_all("out", options.out, ["audit"]):
+    with lock_all("out", options.out, ["audit"]), warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UncheckedWarning)
         keep, shown = Folder(Path(options.out) / PARTS), not options.quiet
         found = audit(
-            before, after, forget, remain, test, retrained, settings=settings, policy=policy, done=options.done, keep=keep, progress=shown
+            before,
+            after,
+            forget,
+            remain,
+            test,
+            retrained,
+            out,
+            settings=settings,
+            policy=policy,
+            done=options.done,
+            keep=keep,
+            progress=shown,
         )
         write_audit(options.out, found, asdict(options))
+    for warning in noted:
+        print(f"expunge: {warning.message}", file=sys.stderr, flush=True)
     print(found)
     print(f"Report, page and a section for a model card: {options.out}/")
     return 0
