@@ -19,6 +19,7 @@ ORDER = (
     "report",
     "experiments",
     "vision",
+    "audit",
     "comparing",
     "unlearning",
     "outcome",

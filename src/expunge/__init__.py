@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expunge import curvature, fisher, methods, metrics, training, vision
+    from expunge import audit, curvature, fisher, methods, metrics, training, vision
     from expunge.comparing import Comparison, compare
     from expunge.data.objective import Objective
     from expunge.editing import masks, patches, scores
@@ -67,6 +67,7 @@ __version__ = "0.1.0"
 
 _MODULES = {  # public modules by name, and where they are
     "activations": "model.activations",
+    "audit": "audit",
     "channels": "model.channels",
     "curvature": "curvature",
     "fisher": "fisher",
@@ -185,6 +186,7 @@ __all__ = [
     "Tuning",
     "UncheckedWarning",
     "activations",
+    "audit",
     "channels",
     "compare",
     "curvature",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from expunge import __version__
+from expunge.cli.audit import Audit, run_audit
 from expunge.cli.bench import Bench, bench_command, run_bench
 from expunge.cli.compare import Compare, run_compare
 from expunge.cli.data import Data, data_command, run_data
@@ -31,20 +32,28 @@ def _main(args: list[str]) -> int:
     return run(command) or 0
 
 
-def _parsed(args: list[str]) -> Demo | Compare | Train | Bench | Report | Data:
+def _parsed(args: list[str]) -> Demo | Compare | Train | Audit | Bench | Report | Data:
     import tyro
 
     # Set here, since tyro is not imported above.
     report_command.__annotations__["out"] = Annotated[str, tyro.conf.arg(aliases=("-o",))]
     return tyro.extras.subcommand_cli_from_dict(
-        {"demo": Demo, "compare": Compare, "train": Train, "bench": bench_command, "report": report_command, "data": data_command},
+        {
+            "demo": Demo,
+            "compare": Compare,
+            "train": Train,
+            "audit": Audit,
+            "bench": bench_command,
+            "report": report_command,
+            "data": data_command,
+        },
         prog="expunge",
         description="Take data out of a trained network. `expunge --version` prints the version.",
         args=args,
     )
 
 
-def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
+def run(command: Demo | Compare | Train | Audit | Bench | Report | Data) -> int | None:
     match command:
         case Demo():
             return run_demo(command)
@@ -52,6 +61,8 @@ def run(command: Demo | Compare | Train | Bench | Report | Data) -> int | None:
             return run_compare(command)
         case Train():
             run_train(command)
+        case Audit():
+            return run_audit(command)
         case Bench(do="report"):
             run_bench_report(command)
         case Bench():

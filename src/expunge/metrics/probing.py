@@ -49,7 +49,7 @@ def linear_probes(
     probes = []
     for name in modules:
         mean, deviation = known[name].mean(0), known[name].std(0, correction=0) + 1e-6
-        weights = _fitted((known[name] - mean) / deviation, labels, classes)
+        weights = fitted((known[name] - mean) / deviation, labels, classes)
         right = (((asked[name] - mean) / deviation) @ weights[:-1] + weights[-1]).argmax(1) == answers
         recall = {label: float(right[answers == label].double().mean()) for label in answers.unique().tolist()}
         probes.append(Probe(name, float(right.double().mean()), recall))
@@ -71,7 +71,7 @@ def _features(
     labels: list[Tensor] = []
 
     def keep(name: str) -> Any:
-        return lambda module, inputs, output: outputs[name].append(_pooled(output, name))
+        return lambda module, inputs, output: outputs[name].append(pooled(output, name))
 
     home, hooks = device_of(model), [known[name].register_forward_hook(keep(name)) for name in modules]
     try:
@@ -95,15 +95,16 @@ def _features(
     return features, torch.cat(labels)
 
 
-def _pooled(output: Any, name: str) -> Tensor:
+def pooled(output: Any, name: str) -> Tensor:
+    """The output of a module as one row of features per sample, averaged over its positions."""
     if not isinstance(output, Tensor) or output.dim() < 2:
         raise ModelError(f"model: the output of {name} must be a tensor with a row per sample to be probed")
     # Pictures are (N, C, H, W), sequences (N, L, C).
     return output.float().flatten(2).mean(2) if output.dim() > 3 else output.float().mean(1) if output.dim() == 3 else output.float()
 
 
-def _fitted(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The weights, a row for each feature and the last for the bias."""
+def fitted(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """The weights of a linear classifier of standardised features, a row for each feature and the last for the bias."""
     with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
         weights = torch.zeros(features.shape[1] + 1, classes, device=features.device, requires_grad=True)
         optimizer = torch.optim.LBFGS([weights], max_iter=ITERATIONS, line_search_fn="strong_wolfe")

@@ -1,0 +1,202 @@
+"""Audit a network that was to forget: read, measure, compare with retrained networks, judge."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from expunge.audit.checks import check_sets, listed_networks
+from expunge.audit.findings import Curve, Pictures
+from expunge.audit.intervals import Interval
+from expunge.audit.judging import judge, lost_utility, saw_forget, too_few
+from expunge.audit.keeping import Keep, computed, key_of
+from expunge.audit.measures import RELEARNED, Subject, Values, answers, at_bits, beside_original, destinations, probes, relearned, utility
+from expunge.audit.per_sample import per_sample_attacks
+from expunge.audit.pictures import edges_of, histograms
+from expunge.audit.policy import Policy, load_policy
+from expunge.audit.reading import Reading, check_alike, read
+from expunge.audit.relearning import relearn
+from expunge.audit.report import Audit
+from expunge.audit.rounding import rounded
+from expunge.audit.settings import Settings
+from expunge.audit.table import measured
+from expunge.data.batches import Data
+from expunge.data.digest import data_digest
+from expunge.data.objective import Objective, check_objective
+from expunge.errors import ExpungeError, InputError, UncheckedWarning
+from expunge.model.checks import check_module
+from expunge.runtime.modes import one_thread
+from expunge.runtime.progress import announce, is_shown
+from expunge.storage.tensors import weights_digest
+from expunge.validate import shown
+
+
+def audit(
+    before: nn.Module,
+    after: nn.Module,
+    forget: Data,
+    remain: Data,
+    test: Data,
+    retrained: nn.Module | Sequence[nn.Module] | None = None,
+    out: Sequence[nn.Module] = (),
+    *,
+    objective: Objective = Objective(),
+    settings: Settings = Settings(),
+    policy: Policy | None = None,
+    done: str = "",
+    keep: Keep = computed,
+    progress: bool | None = None,
+) -> Audit:
+    """Say what can be said about whether `after` still knows the forget data, how sure, and what cannot be said.
+
+    `before` is the original network, `after` the one that was to forget; `test` holds samples that neither was trained on, some of them
+    with the labels of the forget data. `retrained` are networks trained on the remain data alone, of other seeds: without one, a network
+    can be convicted but not cleared. `out` are networks that were never trained on the forget samples, one to four, on whatever else: with
+    them every sample is attacked by itself (RMIA, IAM). The rules and thresholds are those of `policy`; see docs/audit.md.
+
+    All networks, their modes and all random states stay as they are. `done` says in words how `after` was made, for the report. `keep` may
+    store parts that take long (`keeping.Folder`).
+    """
+    check_module(before, "before")
+    check_module(after, "after")
+    check_objective(objective)
+    references, strangers = listed_networks("retrained", retrained), listed_networks("out", out)
+    for argument, value, kind in (("settings", settings, Settings), ("policy", policy, Policy | None)):
+        if not isinstance(value, kind):
+            raise InputError(argument, "must be Settings() or a Policy, such as load_policy()", shown(value))
+    policy = load_policy() if policy is None else policy
+    talk = is_shown(progress)
+    sets = {"forget": forget, "remain": remain, "test": test}
+    check_sets(sets, objective, talk)
+    networks = {"before": before, "after": after} | {f"retrained {number}": net for number, net in enumerate(references, start=1)}
+    outside_networks = {f"out {number}": network for number, network in enumerate(strangers, start=1)}
+    audited = _Audited(sets, objective, settings, policy, keep, talk)
+    readings = {name: audited.read(name, network) for name, network in networks.items()}
+    subject = Subject.of(readings["before"]["forget"], readings["before"]["remain"])
+    if few := too_few(readings["before"]["forget"].labels, subject.like(readings["before"]["test"]), policy):
+        argument, _, number = few.partition(": ")
+        raise InputError(
+            argument, f"must hold {policy.samples} samples or more (policy.samples), fewer have no interval worth a verdict", number
+        )
+    found = {name: audited.values(name, network, readings, subject) for name, network in networks.items()}
+    outside = [audited.read(name, network) for name, network in outside_networks.items()]
+    values, curves = {name: part[0] for name, part in found.items()}, {name: part[1] for name, part in found.items()}
+    used = _unaware(references, values, subject, policy)
+    readings = {name: reading for name, reading in readings.items() if name in used}
+    values = {name: found_values for name, found_values in values.items() if name in used}
+    if outside:
+        values = {name: part | per_sample_attacks(readings[name], readings["before"], outside, subject) for name, part in values.items()}
+    measures = measured(readings, values, subject)
+    retrained_readings = [reading for name, reading in readings.items() if name.startswith("retrained")]
+    lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
+    edges = edges_of(readings["before"], readings["after"])
+    return Audit(
+        verdict=judge(measures, subject.kind, policy, lost),
+        kind=subject.kind,
+        labels=tuple(subject.labels.tolist()),
+        sizes={name: len(part.labels) for name, part in readings["before"].parts.items()},
+        retrained=len(retrained_readings),
+        measures=measures,
+        policy=policy,
+        settings=settings,
+        weights={name: weights_digest(network) for name, network in (networks | outside_networks).items()},
+        data={name: data_digest(data) for name, data in sets.items()},
+        pictures=Pictures(
+            {name: histograms(reading, subject, edges) for name, reading in readings.items()},
+            {name: curve for name, curve in curves.items() if curve is not None and name in used},
+        ),
+        done=done,
+    )
+
+
+def _unaware(references: Sequence[nn.Module], values: Mapping[str, Values], subject: Subject, policy: Policy) -> set[str]:
+    """The names of all networks but those called retrained that show that they were trained on the forget data."""
+    used = {*values}
+    for number, _ in enumerate(references, start=1):
+        name = f"retrained {number}"
+        if (sign := saw_forget(values[name], subject.kind, policy)) is not None:
+            what = "accuracy on unseen samples of the forgotten class" if subject.kind == "classes" else "loss attack on the forget samples"
+            warnings.warn(
+                f"retrained: network {number} seems to have been trained on the forget data ({what} {sign}); it is left out",
+                UncheckedWarning,
+                stacklevel=3,
+            )
+            used.discard(name)
+    return used
+
+
+def _on_one_thread(measure: Callable[..., Values], *arguments: Any) -> Values:
+    """Small matrices, for which threads are slower."""
+    with one_thread():
+        return measure(*arguments)
+
+
+class _Audited:
+    """The data and settings that all networks have in common."""
+
+    def __init__(self, sets: Mapping[str, Data], objective: Objective, settings: Settings, policy: Policy, keep: Keep, talk: bool) -> None:
+        self.sets, self.objective, self.settings, self.policy, self.keep, self.talk = sets, objective, settings, policy, keep, talk
+        self.data = [data_digest(data) for data in sets.values()]
+        self.first: Reading | None = None
+
+    def read(self, name: str, network: nn.Module) -> Reading:
+        announce(f"{name}: reading the data", self.talk)
+        argument = name.partition(" ")[0]
+        try:
+            reading = read(network, self.sets, self.objective, self.settings.batch_size, self.settings.sample, argument)
+        except InputError as error:
+            if argument not in ("retrained", "out") or error.argument in (*self.sets, "objective"):
+                raise
+            raise InputError(argument, f"must be a network like the original; {error.argument}: {error.rule}", error.found) from error
+        self.first = self.first or reading
+        check_alike(self.first, reading, argument)
+        return reading
+
+    def values(self, name: str, network: nn.Module, readings: Mapping[str, Reading], subject: Subject) -> tuple[Values, Curve | None]:
+        reading, original = readings[name], readings["before"]
+        values = utility(reading, subject) | answers(reading, subject, original) | destinations(reading, subject)
+        key = key_of(network, reading, self.data)
+        origin = key_of(network, reading, self.data, original)
+        sample = self.settings.sample
+        values |= self._kept(f"probes {key} {sample}", lambda: _on_one_thread(probes, reading, subject))
+        values |= self._kept(f"beside the original {origin} {sample}", lambda: _on_one_thread(beside_original, reading, subject, original))
+        for bits in self.settings.bits:
+            announce(f"{name}: weights of {bits} bits", self.talk)
+            values |= self._kept(f"{bits} bits {key}", self._at_bits(network, subject, bits))
+        curve = self._relearned(name, network, reading, subject, key)
+        if curve is not None:
+            asked = subject.asked(reading)[1]
+            values |= relearned(curve, subject, int(asked.sum()))
+        return values, curve
+
+    def _kept(self, key: str, compute: Callable[[], Values]) -> Values:
+        return dict(self.keep(key, Mapping[str, Interval], compute))
+
+    def _at_bits(self, network: nn.Module, subject: Subject, bits: int) -> Callable[[], Values]:
+        def compute() -> Values:
+            reading = read(rounded(network, bits), self.sets, self.objective, self.settings.batch_size, 1, f"{bits} bits", inside=False)
+            return at_bits(reading, subject, bits)
+
+        return compute
+
+    def _relearned(self, name: str, network: nn.Module, reading: Reading, subject: Subject, key: str) -> Curve | None:
+        """None where it is switched off, or where the network cannot be trained: a filter of infinities has no gradient."""
+        settings = self.settings
+        if not settings.rounds:
+            return None
+        announce(f"{name}: {RELEARNED}, {settings.rounds} rounds", self.talk)
+        like: Tensor = subject.like(reading["test"]).nonzero().flatten()
+        label = f"re-learning {key} {settings.rounds} {settings.steps} {settings.rate} {settings.seed} {settings.batch_size}"
+
+        def compute() -> Any:
+            try:
+                return relearn(network, self.sets, like, settings, self.objective)
+            except ExpungeError:
+                if name in ("before", "after"):
+                    return None
+                raise
+
+        return self.keep(label, Curve | None, compute)

@@ -1,0 +1,190 @@
+"""Give the verdict by stated rules, with the numbers it rests on and what is missing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+
+import torch
+
+from expunge.audit.findings import Judgement, Measure, Reason, Test
+from expunge.audit.intervals import Interval, bootstrap_difference
+from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, READ_BACK, REMAIN, RMIA, UNSEEN, Kind, Subject
+from expunge.audit.policy import Policy
+from expunge.audit.reading import Reading
+from expunge.audit.weighing import weigh
+from expunge.runtime.display import counted
+
+OUT = "networks never trained on the forget samples (out): the loss attack alone is a sanity check"
+RETRAINED = "a network retrained without the forget data"
+MORE_SEEDS = "retrained networks of {} seeds or more: fewer do not show how much such networks differ"
+
+
+def judge(measures: Sequence[Measure], kind: Kind, policy: Policy, lost: Reason | None = None) -> Judgement:
+    """The rules, in their order; the first that holds decides.
+
+    1. damaged: what must stay known is surely lost (`lost`).
+    2. cosmetic: the answers changed, and the inside, rounding or the original's own classifier still gives back what was known.
+    3. partly: some test tells the network from retrained ones; without these, the answers alone show that it knows.
+    4. not distinguished: no test does, and at least one of the answers and one of the inside have the power to.
+    5. cannot tell.
+    """
+    tests = weigh(measures, kind, policy)
+    if lost is not None:
+        return Judgement("damaged", f"damaged: {lost.words}", (lost,), (), tests)
+    named = {measure.name: measure for measure in measures}
+    if tests:
+        return _beside_retrained(tests, named, policy)
+    return _alone(named, kind, policy)
+
+
+def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], policy: Policy) -> Judgement:
+    told = [test for test in tests if test.found in ("still there", "driven away", "unlike")]
+    reasons = tuple(_reason(test, named[test.measure]) for test in sorted(told, key=lambda test: -abs(test.left or 0)))
+    seeds = max(len(named[test.measure].retrained) for test in tests)
+    missing = () if seeds >= policy.seeds else (MORE_SEEDS.format(policy.seeds),)
+    answered = max((test.left or 0 for test in tests if test.side == "answers" and test.measure != DIVERGENCE), default=0.0)
+    hidden = [test for test in told if test.side == "inside" and test.found == "still there" and (test.left or 0) >= policy.cosmetic_share]
+    if hidden and answered < policy.cosmetic_share:
+        first = max(hidden, key=lambda test: test.left or 0)
+        sentence = f"cosmetic: the answers changed, but “{first.measure}” gives back {_share(first.left)} of what the original network knew"
+        return Judgement("cosmetic", sentence, reasons, missing, tuple(tests))
+    if told:
+        still = [test.left or 0 for test in told if test.found == "still there"]
+        by = _listed(told)
+        sentence = f"partly: told from retrained networks by {by}"
+        sentence += f"; up to {_share(max(still))} of what the original network knew is there" if still else ""
+        return Judgement("partly", sentence, reasons, missing, tuple(tests))
+    powered = [test for test in tests if test.found == "not distinguished"]
+    if {test.side for test in powered} != {"answers", "inside"}:
+        absent = [side for side in ("answers", "inside") if side not in {test.side for test in powered}]
+        what = tuple(
+            f"a test of the {side} that would show {percent(policy.detectable)} of what the original network knew" for side in absent
+        )
+        more = (*what, "more samples of the forgotten kind in the test set", *missing)
+        sentence = f"cannot tell: no test of the {' or the '.join(absent)} has the power to"
+        return Judgement("cannot tell", sentence, tuple(_reason(test, named[test.measure]) for test in tests), more, tuple(tests))
+    worst = max(test.detectable or 0 for test in powered)
+    sentence = (
+        f"not distinguished from never trained by {_listed(powered)}, "
+        f"at power {policy.power} for {percent(worst)} or more of what the original network knew"
+    )
+    return Judgement("not distinguished", sentence, tuple(_reason(test, named[test.measure]) for test in powered), missing, tuple(tests))
+
+
+def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy) -> Judgement:
+    """Without a retrained network only what a network cannot show by chance convicts, and nothing acquits.
+
+    A probe alone says nothing: features of a network that never saw a class separate it too.
+    """
+    known = _known(named, kind, policy, "")
+    if known:
+        return Judgement("partly", f"partly: {known[0].words}", tuple(known), (RETRAINED,))
+    hidden = [reason for bits in (8, 4) for reason in _known(named, kind, policy, f", {bits} bits")]
+    back = named.get(READ_BACK)
+    if back is not None and back.after is not None and back.after.low > policy.read_back:
+        words = f"the original's classifier reads {percent(back.after.value, 1)} of forgotten and of other samples in its inner outputs"
+        hidden.append(_of(words, back.name, back.after))
+    if hidden:
+        return Judgement("cosmetic", f"cosmetic: the answers changed, but {hidden[0].words}", tuple(hidden), (RETRAINED,))
+    shown = [named[name] for name in (UNSEEN, FORGET, ATTACK) if name in named]
+    reasons = tuple(_of(f"{measure.name} is {_number(measure.after)}", measure.name, measure.after) for measure in shown if measure.after)
+    sentence = "cannot tell: nothing gives it away, and without a retrained network nothing clears it"
+    missing = (RETRAINED,) if kind == "classes" or RMIA in named else (RETRAINED, OUT)
+    return Judgement("cannot tell", sentence, reasons, missing)
+
+
+def _known(named: Mapping[str, Measure], kind: Kind, policy: Policy, bits: str) -> list[Reason]:
+    """What a network that never saw the data cannot say: a class it was not trained on, a loss that tells samples it was not given."""
+    where = f" with weights of{bits.removeprefix(',')}" if bits else ""
+    if kind == "classes":
+        measure = named.get(f"{UNSEEN}{bits}")
+        if measure is not None and measure.after is not None and measure.after.low > policy.known_accuracy:
+            words = f"it gives {percent(measure.after.value, 1)} of unseen samples their forgotten label{where}, a retrained network none"
+            return [_of(words, measure.name, measure.after)]
+        return []
+    reasons = []
+    for attack, what in ((ATTACK, f"its loss{where}"), (RMIA, "RMIA")):
+        measure = named.get(f"{attack}{bits}")
+        if measure is None or measure.after is None:
+            continue
+        area = measure.after
+        if area.low > 0.5 + policy.known_area or area.high < 0.5 - policy.known_area:
+            reasons.append(
+                _of(f"{what} tells forget samples from unseen ones with area {area.value:.3f}, chance is 0.5", measure.name, area)
+            )
+    return reasons
+
+
+def lost_utility(
+    before: Reading, after: Reading, retrained: Sequence[Reading], subject: Subject, measures: Sequence[Measure], policy: Policy
+) -> Reason | None:
+    """What was surely lost of what must stay: beside the original, or the worst of the retrained networks where that is worse."""
+    others = subject.others(before["test"])
+    rivals = sorted([before, *retrained], key=lambda reading: int(reading["test"].right[others].sum()))
+    theirs, own = (reading["test"].right[others].double() for reading in (rivals[0], after))
+    drop = bootstrap_difference(theirs, own, paired=True)
+    if drop.low > policy.utility_loss:
+        return _of(f"it lost {percent(drop.value, 1)} of the accuracy on other test samples", REMAIN, drop)
+    forgotten = set(subject.labels.tolist()) if subject.kind == "classes" else set()
+    for measure in measures:
+        label = int(measure.name.removeprefix("class ")) if measure.name.startswith("class ") else None
+        if label is None or label in forgotten or measure.before is None or measure.after is None:
+            continue
+        worst = min([measure.before, *measure.retrained], key=lambda interval: interval.value)
+        if worst.low - measure.after.high > policy.class_loss:
+            gone = Interval(worst.value - measure.after.value, worst.low - measure.after.high, worst.high - measure.after.low)
+            return _of(f"it lost {percent(gone.value, 1)} of the accuracy on class {label}, which must stay", measure.name, gone)
+    return None
+
+
+def saw_forget(values: Mapping[str, Interval], kind: Kind, policy: Policy) -> Interval | None:
+    """The number by which a network that is called retrained gives away that it was trained on the forget data."""
+    if kind == "classes":
+        return values[UNSEEN] if values[UNSEEN].low > policy.known_accuracy else None
+    return values[ATTACK] if values[ATTACK].low > 0.5 + policy.known_area else None
+
+
+def _reason(test: Test, measure: Measure) -> Reason:
+    assert measure.after is not None
+    beside = f"{_number(measure.after)}; retrained {test.reference:.3g} ± {test.margin:.2g}, original {test.before:.3g}"
+    share = "" if test.left is None or test.measure == DIVERGENCE else f", {_share(test.left)} of what the original knew"
+    return _of(f"{measure.name}: {test.found}: {beside}{share}", measure.name, measure.after)
+
+
+def _of(words: str, measure: str, interval: Interval) -> Reason:
+    return Reason(words, measure, interval.value, interval.low, interval.high)
+
+
+def _number(interval: Interval | None) -> str:
+    return "" if interval is None else str(interval)
+
+
+def _share(left: float | None) -> str:
+    return percent(max(left or 0, 0))
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _listed(tests: Sequence[Test], limit: int = 4) -> str:
+    """Some of both sides, those with the most power first."""
+    ranked = {side: sorted((test for test in tests if test.side == side), key=_power) for side in ("answers", "inside")}
+    mixed = [test for pair in zip_longest(*ranked.values()) for test in pair if test is not None]
+    names = [f"“{test.measure}”" for test in mixed]
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {counted(len(names) - limit, 'more measure')}"
+
+
+def _power(test: Test) -> float:
+    return math.inf if test.detectable is None else test.detectable
+
+
+def too_few(labels: torch.Tensor, like: torch.Tensor, policy: Policy) -> str | None:
+    """What has too few samples for an interval worth a verdict."""
+    if len(labels) < policy.samples:
+        return f"forget: {len(labels)} samples"
+    count = int(like.sum())
+    return f"test: {count} samples of the forgotten labels" if count < policy.samples else None

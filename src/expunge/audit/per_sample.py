@@ -1,0 +1,47 @@
+"""Attack single samples with networks that were never trained on them: RMIA and IAM, with what sample sizes allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from expunge.audit.intervals import AttackRates
+from expunge.audit.measures import IAM, RMIA, Subject, Values
+from expunge.audit.membership import Probabilities, completeness_rates, rmia_rates
+from expunge.audit.reading import Reading
+
+FEWEST = 10  # unseen samples on each side
+
+
+def per_sample_attacks(reading: Reading, original: Reading, references: Sequence[Reading], subject: Subject) -> Values:
+    """Areas, and the true positives at 1 % and 0.1 % false positives where there are samples enough for such a rate.
+
+    Forgotten samples are told from every other unseen one of their labels; the rest of the test set is RMIA's population, so that no
+    sample is both.
+    """
+    like = subject.like(original["test"])
+    asked = like & (like.cumsum(0) % 2 == 0)
+    if min(int(asked.sum()), int((~asked).sum())) < FEWEST:
+        return {}
+
+    def probabilities(name: str, rows: torch.Tensor, network: Reading) -> Probabilities:
+        return Probabilities(
+            network[name].signals[rows].sigmoid(), torch.stack([other[name].signals[rows].sigmoid() for other in references])
+        )
+
+    every = torch.ones(len(reading["forget"].labels), dtype=torch.bool)
+    forget, unseen, population = (
+        probabilities(name, rows, reading) for name, rows in (("forget", every), ("test", asked), ("test", ~asked))
+    )
+    before = [original[name].signals[rows].sigmoid() for name, rows in (("forget", every), ("test", asked))]
+    found = {RMIA: rmia_rates(forget, unseen, population), IAM: completeness_rates(forget, unseen, *before)}
+    return {name: value for attack, rates in found.items() for name, value in _values(attack, rates).items()}
+
+
+def _values(attack: str, rates: AttackRates) -> Values:
+    values = {attack: rates.area}
+    for share, point in (("1 %", rates.at_percent), ("0.1 %", rates.at_permille)):
+        if point is not None:  # else a headline would rest on a single sample
+            values[f"{attack}, found at {share} false alarms"] = point.true_positives
+    return values

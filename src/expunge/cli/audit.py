@@ -1,0 +1,130 @@
+"""Run `expunge audit`: does a saved network still know what it was to forget?"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from expunge.errors import InputError, UncheckedWarning
+from expunge.runtime.exits import uninterrupted
+from expunge.storage.files import check_folder
+
+PARTS = "parts"  # in the folder: what is finished, by digest
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Say whether a network still knows what it was to forget, how sure that is, and what cannot be said. The same command resumes after a
+    stop. Networks are files of `expunge train` or of `save_network`."""
+
+    before: str
+    """The original network, a safetensors file."""
+    after: str
+    """The network that was to forget."""
+    forget: str
+    """What: label=3, label=3,5, or rows=FILE with the numbers of training samples, one per line."""
+    retrained: tuple[str, ...] = ()
+    """Networks trained without the forget data, best five or more."""
+    never_trained: tuple[str, ...] = ()
+    """Networks never trained on the forget data, one to four, for attacks on single samples; retrained ones may be named again."""
+    dataset: str = "digits"
+    """digits, cifar10, cifar100, mnist, fashion-mnist, tiny-imagenet, or a folder of class folders of pictures."""
+    size: int | None = None
+    """Resize pictures to squares of so many pixels: tiny-imagenet, or a folder."""
+    data: str | None = None
+    """Folder of the datasets; without it EXPUNGE_DATA, else ./data."""
+    out: str = "runs/audit"
+    """Folder for the report: result.json, model-card.md, audit.html; finished parts are kept in its parts/."""
+    policy: str | None = None
+    """File of JSON with the thresholds of the verdict, in place of the package's."""
+    done: str = ""
+    """In words, for the report: how the network was made to forget."""
+    relearn: bool = True
+    """Let copies re-learn, which takes longest."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+    quiet: bool = False
+    """No progress, the result alone."""
+
+
+def run_audit(options: Audit) -> int:
+    with uninterrupted():
+        from expunge.audit.auditing import audit
+        from expunge.audit.keeping import Folder
+        from expunge.audit.policy import load_policy
+        from expunge.audit.settings import Settings
+        from expunge.report.audit_files import check_owner, write_audit
+        from expunge.runtime.modes import device_named
+        from expunge.storage.locks import lock_all
+        from expunge.vision.zoo import load_network
+
+    check_folder("out", options.out)
+    check_owner(options.out)
+    policy = load_policy() if options.policy is None else load_policy(options.policy)
+    device = device_named(options.device)
+
+    def networks(argument: str, *paths: str) -> list[Any]:
+        return [_named(argument, lambda path=path: load_network(path, device)) for path in paths]
+
+    before, after = networks("before", options.before)[0], networks("after", options.after)[0]
+    retrained, out = networks("retrained", *options.retrained), networks("never_trained", *options.never_trained)
+    forget, remain, test = _sets(options, device)
+    settings = Settings() if options.relearn else replace(Settings(), rounds=0)
+    with lock_all("out", options.out, ["audit"]), warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always", UncheckedWarning)
+        keep, shown = Folder(Path(options.out) / PARTS), not options.quiet
+        found = audit(
+            before,
+            after,
+            forget,
+            remain,
+            test,
+            retrained,
+            out,
+            settings=settings,
+            policy=policy,
+            done=options.done,
+            keep=keep,
+            progress=shown,
+        )
+        write_audit(options.out, found, asdict(options))
+    for warning in noted:
+        print(f"expunge: {warning.message}", file=sys.stderr, flush=True)
+    print(found)
+    print(f"Report, page and a section for a model card: {options.out}/")
+    return 0
+
+
+def _sets(options: Audit, device: Any) -> tuple[Any, Any, Any]:
+    """Forget, remain and test data of a built-in dataset."""
+    from expunge.vision import datasets
+    from expunge.vision.scenarios import category, subset
+
+    images = _named("dataset", lambda: datasets.load(options.dataset, options.data, size=options.size).to(device))
+    kind, _, value = options.forget.partition("=")
+    if kind == "label":
+        scenario = _named("forget", lambda: category(images.train, _numbers(value.split(",")), test=images.test))
+    elif kind == "rows":
+        rows = _numbers(Path(value).read_text().split())
+        scenario = _named("forget", lambda: subset(images.train, rows, test=images.test))
+    else:
+        raise InputError("forget", "must be label=NUMBER (several with commas) or rows=FILE", options.forget)
+    return scenario.forget, scenario.remain, images.test
+
+
+def _named(argument: str, make: Any) -> Any:
+    """An error about an argument names the option it came from."""
+    try:
+        return make()
+    except InputError as error:
+        raise InputError(argument, error.rule, error.found) from error
+
+
+def _numbers(words: list[str]) -> list[int]:
+    try:
+        return [int(word) for word in words]
+    except ValueError as error:
+        raise InputError("forget", "must be whole numbers", " ".join(words)[:80]) from error

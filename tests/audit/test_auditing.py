@@ -1,0 +1,183 @@
+"""The whole audit of small networks: verdicts, what is shown and saved, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, Subset
+
+import expunge
+from expunge.audit.keeping import Folder
+from expunge.errors import DivergedError, InputError, UncheckedWarning
+from tests.audit.small import FORGOTTEN, Filter, clouds, fresh, parts, trained
+
+QUICK = expunge.audit.Settings(rounds=2, steps=4, rate=0.002, batch_size=64)
+
+
+@pytest.fixture(scope="module")
+def parts_kept(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("parts"))
+
+
+def run(after, retrained=None, before=None, **options):
+    return expunge.audit(before or trained(0), after, *parts(), retrained, settings=QUICK, **options)
+
+
+def clean(*seeds):
+    return [trained(seed, without=True) for seed in seeds]
+
+
+def masked() -> nn.Module:
+    return expunge.unlearn(trained(0), *parts()[:2], expunge.MaskClassifier(), watch={}).model
+
+
+@pytest.mark.parametrize(
+    ("after", "word", "alone"),
+    [
+        (lambda: clean(20)[0], "not distinguished", "cannot tell"),
+        (masked, "cosmetic", "cosmetic"),
+        (lambda: Filter(trained(0)), "cosmetic", "cosmetic"),
+        (lambda: Filter(trained(0), -torch.inf), "cosmetic", "cosmetic"),
+        (lambda: trained(0), "partly", "partly"),
+        (lambda: fresh(5), "damaged", "damaged"),
+    ],
+)
+def test_verdicts(after, word, alone, parts_kept):
+    network, references = after(), clean(21, 22, 23, 24, 25)
+    assert run(network, references, keep=parts_kept).verdict.word == word
+    assert run(network, references[:1], keep=parts_kept).verdict.word == word
+    assert run(network, keep=parts_kept).verdict.word == alone
+
+
+def test_it_is_shown_within_a_terminal_and_saved(tmp_path):
+    report = run(masked(), clean(21, 22, 23))
+    lines = str(report).splitlines()
+    assert max(map(len, lines)) <= 80 and "cosmetic" in str(report) and str(report.asked()) == "class 2 (100 samples)"
+    assert "<table>" in report._repr_html_() and "cosmetic" in repr(report)
+    assert expunge.audit.load_audit(report.save(tmp_path / "out")) == report
+    assert "**cosmetic**" in (tmp_path / "out" / "model-card.md").read_text()
+    names = [measure.name for measure in report.measures]
+    assert len(names) == len({*names}) and all(measure.words and measure.n for measure in report.measures)
+    for text in (str(report), report.markdown()):
+        assert "erased" not in text and "compliant" not in text
+    with pytest.raises(InputError, match="name: must be one of"):
+        report["nonsense"]
+    (tmp_path / "out" / "result.json").write_text('{"audit": {"schema": 2}}')
+    with pytest.raises(InputError, match="folder: must hold the result.json of an audit"):
+        expunge.audit.load_audit(tmp_path / "out")
+
+
+def test_samples_of_classes_that_stay():
+    data = clouds()
+    rows = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+    forget, remain = Subset(data, rows[:60].tolist()), Subset(data, rows[60:].tolist())
+    report = expunge.audit(trained(0), trained(1), forget, remain, parts()[2], settings=QUICK)
+    assert report.kind == "samples" and report.verdict.word == "cannot tell" and report.asked() == "60 samples"
+    assert not any(measure.name.startswith("probe") for measure in report.measures)
+
+
+def test_all_networks_and_random_states_stay_as_they_are():
+    networks = [trained(0), masked().train(), *clean(21)]
+    weights, state = [copy.deepcopy(network.state_dict()) for network in networks], torch.get_rng_state()
+    run(networks[1], networks[2])
+    for network, before in zip(networks, weights, strict=True):
+        assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+        assert all(parameter.grad is None or name for name, parameter in network.named_parameters())
+    assert networks[1].training and torch.equal(state, torch.get_rng_state())
+
+
+def test_a_reference_that_saw_the_forget_data_is_left_out():
+    with pytest.warns(UncheckedWarning, match="retrained: network 1 seems to have been trained on the forget data"):
+        report = run(masked(), [trained(1), *clean(21)])
+    assert report.retrained == 1 and len(report["re-learning"].retrained) == 1
+
+
+def test_parts_are_kept_and_not_computed_again(tmp_path, monkeypatch):
+    first = run(masked(), clean(21), keep=Folder(tmp_path))
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(files) >= 12
+    monkeypatch.setattr("expunge.audit.auditing.relearn", lambda *_: pytest.fail("computed again"))
+    assert run(masked(), clean(21), keep=Folder(tmp_path)) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
+    # A wrapper has the weights of what it wraps, and is another network all the same.
+    monkeypatch.undo()
+    assert run(Filter(trained(0)), clean(21), keep=Folder(tmp_path))["forget accuracy"].after.value == 0
+    next(iter(files)).write_text("{ cut")
+    assert run(masked(), clean(21), keep=Folder(tmp_path)) == first
+
+
+def test_bad_input_is_named():
+    forget, remain, test = parts()
+    model = trained(0)
+    broken = fresh(0)
+    with torch.no_grad():
+        broken[0].weight[0, 0] = torch.nan
+    cases = {
+        "remain: must not hold samples of the forget set": lambda: expunge.audit(model, model, forget, clouds(), test),
+        "test: must not hold samples of the forget set": lambda: expunge.audit(model, model, forget, remain, ConcatDataset([test, forget])),
+        "test: must not hold samples of the remain set": lambda: expunge.audit(model, model, forget, remain, ConcatDataset([test, remain])),
+        "after: must have as many classes": lambda: run(nn.Linear(12, 6)),
+        "retrained: must have as many classes": lambda: run(model, nn.Linear(12, 6)),
+        "retrained: must be a network, or a list": lambda: run(model, 3),
+        "forget: must hold 20 samples or more": lambda: expunge.audit(model, model, Subset(forget, range(5)), remain, test),
+        "test: must hold 20 samples or more": lambda: expunge.audit(
+            model, model, forget, remain, Subset(test, (test.tensors[1] != FORGOTTEN).nonzero().flatten().tolist())
+        ),
+        "settings: must be": lambda: expunge.audit(model, model, *parts(), settings=3),
+        "policy: must be|must be Settings": lambda: run(model, policy=3),
+    }
+    for words, call in cases.items():
+        with pytest.raises(InputError, match=words):
+            call()
+    with pytest.raises(DivergedError, match="after: its"):
+        run(broken)
+
+
+def test_a_few_twins_are_left_in_with_a_warning():
+    forget, remain, test = parts()
+    x, y = remain[0]
+    twin = torch.utils.data.TensorDataset(torch.cat([test.tensors[0], x[None]]), torch.cat([test.tensors[1], y[None]]))
+    with pytest.warns(UncheckedWarning, match="test: 1 sample equal to one of remain"):
+        expunge.audit(trained(0), trained(0), forget, remain, twin, settings=expunge.audit.Settings(rounds=0, bits=()))
+
+
+def test_parts_can_be_switched_off():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = expunge.audit(trained(0), masked(), *parts(), settings=expunge.audit.Settings(rounds=0, bits=()))
+    names = {measure.name for measure in report.measures}
+    assert not names & {"re-learning", "forget accuracy (unseen), 4 bits"} and report.verdict.word == "cosmetic"
+    for wrong in ({"rounds": -1}, {"bits": (1,)}, {"sample": 3}, {"rate": 0}):
+        with pytest.raises(InputError, match="settings"):
+            expunge.audit.Settings(**wrong)
+
+
+def overfitted(rows, seed: int) -> nn.Module:
+    model = fresh(seed)
+    expunge.train(model, Subset(noisy(), rows), expunge.Tuning(expunge.Constant(0.05, 60), batch_size=16, seed=seed, weight_decay=0))
+    return model.eval()
+
+
+def noisy(seed: int = 0):
+    """Labels that nobody can guess: what is known of them was learnt by heart."""
+    numbers = torch.Generator().manual_seed(seed)
+    return torch.utils.data.TensorDataset(torch.randn(200, 12, generator=numbers), torch.randint(0, 4, (200,), generator=numbers))
+
+
+def test_networks_never_trained_on_the_samples_give_an_attack_on_each():
+    rows = [*range(200)]
+    before, clean, *outside = overfitted(rows, 0), *(overfitted(rows[60:], seed) for seed in (1, 2, 3))
+    sets = Subset(noisy(), rows[:60]), Subset(noisy(), rows[60:]), noisy(1)
+    settings = expunge.audit.Settings(rounds=0, bits=())
+    known = expunge.audit(before, before, *sets, None, outside, settings=settings)
+    assert known.kind == "samples" and known["RMIA on forget"].after.low > 0.7 and known["IAM on forget"].after.value > 0.6
+    assert known.verdict.word == "partly" and {reason.measure for reason in known.verdict.reasons} >= {"RMIA on forget"}
+    report = expunge.audit(before, clean, *sets, None, outside, settings=settings)
+    assert 0.5 in report["RMIA on forget"].after and report.verdict.word == "cannot tell"
+    assert report["RMIA on forget, found at 1 % false alarms"].after.value < 0.2  # 100 unseen samples
+    assert "RMIA on forget, found at 0.1 % false alarms" not in {measure.name for measure in report.measures}
+    assert {"out 1", "out 2"} <= report.weights.keys()

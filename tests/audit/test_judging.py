@@ -1,0 +1,120 @@
+"""The rules of the verdict, on measures that are made up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from expunge.audit.findings import Measure, Reason
+from expunge.audit.intervals import Interval, clopper_pearson
+from expunge.audit.judging import judge, saw_forget
+from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, READ_BACK, RELEARNED, UNSEEN
+from expunge.audit.policy import FILE, load_policy
+from expunge.errors import InputError
+
+POLICY = load_policy()
+N = 100
+
+
+def share(value: float) -> Interval:
+    return clopper_pearson(round(N * value), N)
+
+
+def row(name, before, after, *retrained):
+    return Measure(name, "answers", "", N, share(before), share(after), tuple(map(share, retrained)))
+
+
+def of_class(unseen: float, inside: float, retrained=(0, 0, 0, 0, 0), learned=(0, 0.02, 0.01, 0, 0.01)):
+    """A network's forget accuracy and what re-learning gives, beside networks that never saw the class."""
+    return [row(UNSEEN, 0.97, unseen, *retrained), row(RELEARNED, 0.97, inside, *learned[: len(retrained)])]
+
+
+@pytest.mark.parametrize(
+    ("unseen", "inside", "word"),
+    [(0, 0.01, "not distinguished"), (0, 0.9, "cosmetic"), (0.97, 0.97, "partly"), (0.4, 0.45, "partly"), (0, 0.3, "partly")],
+)
+@pytest.mark.parametrize("references", [1, 5])
+def test_beside_retrained_networks(unseen, inside, word, references):
+    measures = of_class(unseen, inside, (0, 0, 0, 0, 0)[:references])
+    if references == 1 and word == "partly" and unseen < 0.5:
+        word = "not distinguished"  # with one, only half of what the original knew counts
+    judgement = judge(measures, "classes", POLICY)
+    assert judgement.word == word, judgement.sentence
+    assert judgement.reasons and all(reason.low <= reason.value <= reason.high for reason in judgement.reasons)
+    assert bool(judgement.missing) == (references == 1)
+    assert "erased" not in judgement.sentence and "compliant" not in judgement.sentence
+
+
+def test_damage_comes_first():
+    lost = Reason("it lost 20 %", "remain accuracy (unseen)", 0.2, 0.1, 0.3)
+    assert judge(of_class(0, 0.9), "classes", POLICY, lost).word == "damaged"
+
+
+def test_a_network_that_answers_unlike_retrained_ones_is_told():
+    floor = tuple(Interval(value, value - 0.01, value + 0.01) for value in (0.07, 0.08, 0.075, 0.07, 0.08, 0.07, 0.075, 0.08, 0.07, 0.075))
+    unlike = Measure(DIVERGENCE, "likeness", "", N, Interval(0.6, 0.58, 0.62), Interval(0.3, 0.28, 0.32), (), floor)
+    assert judge([*of_class(0, 0), unlike], "classes", POLICY).word == "partly"
+    alike = replace(unlike, after=Interval(0.08, 0.07, 0.09))
+    assert judge([*of_class(0, 0), alike], "classes", POLICY).word == "not distinguished"
+    closer = replace(unlike, after=Interval(0.0, 0.0, 0.0))  # as a copy of one of them
+    assert judge([*of_class(0, 0), closer], "classes", POLICY).word == "not distinguished"
+
+
+def test_driven_away_is_told():
+    """Below what networks have that never saw the samples."""
+    measures = [
+        row(ATTACK, 0.7, 0.2, 0.5, 0.51, 0.49, 0.5, 0.5),
+        row(FORGET, 1.0, 0.9, 0.9, 0.91, 0.9, 0.89, 0.9),
+        row(RELEARNED, 1.0, 0.9, 0.9, 0.91, 0.9, 0.89, 0.9),
+    ]
+    judgement = judge(measures, "samples", POLICY)
+    assert judgement.word == "partly" and judgement.reasons[0].measure == ATTACK and "driven away" in judgement.reasons[0].words
+
+
+def test_without_power_it_cannot_tell():
+    weak = [row(UNSEEN, 0.97, 0, 0, 0, 0, 0, 0), row(RELEARNED, 0.5, 0.48, 0.47, 0.5, 0.44, 0.52, 0.46)]
+    judgement = judge(weak, "classes", POLICY)
+    assert judgement.word == "cannot tell" and "inside" in judgement.sentence and judgement.missing
+
+
+def test_without_retrained_networks_nothing_clears():
+    def alone(unseen, bits, back):
+        rows = [row(UNSEEN, 0.97, unseen), row(f"{UNSEEN}, 8 bits", 0.97, unseen), row(f"{UNSEEN}, 4 bits", 0.97, bits)]
+        return judge([*rows, row(READ_BACK, 0.97, back), row("probe, stage 1", 0.97, 0.97)], "classes", POLICY)
+
+    assert alone(0, 0, 0.02).word == "cannot tell" and alone(0, 0, 0.02).missing == ("a network retrained without the forget data",)
+    assert alone(0.3, 0, 0).word == "partly"
+    assert alone(0, 0.8, 0).word == "cosmetic" and "4 bits" in alone(0, 0.8, 0).sentence
+    assert alone(0, 0, 0.9).word == "cosmetic"
+    assert judge([row(ATTACK, 0.8, 0.75)], "samples", POLICY).word == "partly"
+    assert judge([row(ATTACK, 0.8, 0.2)], "samples", POLICY).word == "partly"
+    assert judge([row(ATTACK, 0.8, 0.5)], "samples", POLICY).word == "cannot tell"
+
+
+def test_a_reference_that_knows_is_seen():
+    assert saw_forget({UNSEEN: share(0.5)}, "classes", POLICY) and not saw_forget({UNSEEN: share(0.01)}, "classes", POLICY)
+    assert saw_forget({ATTACK: share(0.8)}, "samples", POLICY) and not saw_forget({ATTACK: share(0.5)}, "samples", POLICY)
+
+
+def test_a_policy_of_ones_own(tmp_path):
+    content = json.loads(FILE.read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(content | {"cosmetic_share": 0.95}))
+    strict = load_policy(path)
+    assert judge(of_class(0, 0.9), "classes", strict).word == "partly"
+    for wrong, named in (
+        ({"level": 0}, "policy.level"),
+        ({"seeds": 2}, "policy.seeds"),
+        ({"stranger": 1}, "stranger"),
+        ({"power": "x"}, "power"),
+    ):
+        path.write_text(json.dumps(content | wrong))
+        with pytest.raises(InputError, match=named):
+            load_policy(path)
+    path.write_text(json.dumps({"level": 0.05}))
+    with pytest.raises(InputError, match="missing"):
+        load_policy(path)
+    with pytest.raises(InputError, match="policy"):
+        load_policy(tmp_path / "absent.json")
