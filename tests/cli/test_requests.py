@@ -1,0 +1,79 @@
+"""The commands for one's own model: what they print, how they end."""
+
+import os
+
+import pytest
+
+from expunge.cli import commands as cli
+from tests.requests.small import TASK, request, write_task
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    request(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+ASKED = ["--task", "mytask.py", "--weights", "model.safetensors", "--out", "out"]
+MASKED = [*ASKED, "--method", "fisher-mask", "--set", "ratio=0.1", "tuning=None"]
+
+
+def test_a_request_is_made_verified_proved_and_undone(here, capsys):
+    (here / "ids.txt").write_text("3\n5\n8-10\n")
+    assert cli.main(["unlearn", *MASKED, "--forget", "ids.txt"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("request 1: 5 of 120 samples forgotten, weights ") and "forget 5 of 120 samples" in told.err
+    assert cli.main(["verify", "out/receipt.json", "--weights", "out/weights.safetensors", "--task", "mytask.py"]) == 0
+    assert capsys.readouterr().out.endswith("all fits; the receipt says what it does not prove\n")
+    assert cli.main(["prove", "out", "8", "proof.json"]) == 0
+    assert cli.main(["verify", "out/receipt.json", "--proof", "proof.json"]) == 0
+    assert "fits: proof.json: sample 8 is among those of request 1" in capsys.readouterr().out
+    assert cli.main(["undo", "out", "back.safetensors"]) == 0
+    assert cli.main(["verify", "out/receipt.json", "--weights", "back.safetensors"]) == 1
+    told = capsys.readouterr().out
+    assert "DOES NOT FIT: back.safetensors: the weights before" in told and told.endswith("1 of these do not fit\n")
+
+
+def test_quiet_prints_the_result_alone(here, capsys):
+    assert cli.main(["unlearn", *MASKED, "--forget", "0-3", "--quiet"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "" and len(told.out.splitlines()) == 2
+
+
+def test_a_dry_run_writes_nothing(here, capsys):
+    before = sorted(os.listdir(here))
+    assert cli.main(["unlearn", *ASKED, "--forget", "label=2", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "forget: 30 of 120 samples" in told and "method: Choose(" in told and told.endswith("the result is in out/\n")
+    assert sorted(os.listdir(here)) == before
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["unlearn", *MASKED, "--forget", "500"], "expunge: forget: ids must be rows of the training data, 0 to 119; found 500\n"),
+        (["unlearn", *MASKED, "--forget", "ids.txt"], "expunge: forget: must be 0-99,200 or label=3 or "),
+        (["verify", "nothing.json"], "expunge: receipt: must be the receipt.json of a folder of requests; found nothing.json\n"),
+        (["undo", "nothing", "back.safetensors"], "expunge: folder: must be a folder of requests, with a receipt.json; found nothing\n"),
+        (["prove", "nothing", "3", "proof.json"], "expunge: folder: must be a folder of requests; found nothing\n"),
+    ],
+)
+def test_mistakes_are_one_line_and_change_nothing(arguments, line, here, capsys):
+    before = sorted(os.listdir(here))
+    assert cli.main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(line) and told.err.count("\n") == 1 and told.out == ""
+    assert sorted(os.listdir(here)) == before
+
+
+def test_a_task_that_fails_is_one_line(here, capsys):
+    write_task(here, TASK + "\nraise RuntimeError('of two\\nlines')")
+    assert cli.main(["unlearn", *MASKED, "--forget", "0"]) == 2
+    assert "importing mytask.py must not raise; found RuntimeError: of two lines (" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused(here, capsys):
+    (here / "file").write_text("x")
+    assert cli.main(["unlearn", "--task", "mytask.py", "--weights", "model.safetensors", "--forget", "0", "--out", "file/out"]) == 2
+    assert capsys.readouterr().err.startswith("expunge: out: must be a folder, and ")
