@@ -26,10 +26,10 @@ def test_a_request_is_made_verified_proved_and_undone(here, capsys):
     assert told.out.startswith("request 1: 5 of 120 samples forgotten, weights ") and "forget 5 of 120 samples" in told.err
     assert cli.main(["verify", "out/receipt.json", "--weights", "out/weights.safetensors", "--task", "mytask.py"]) == 0
     assert capsys.readouterr().out.endswith("all fits; the receipt says what it does not prove\n")
-    assert cli.main(["prove", "out", "8", "proof.json"]) == 0
+    assert cli.main(["prove", "out", "--id", "8", "--out", "proof.json"]) == 0
     assert cli.main(["verify", "out/receipt.json", "--proof", "proof.json"]) == 0
     assert "fits: proof.json: sample 8 is among those of request 1" in capsys.readouterr().out
-    assert cli.main(["undo", "out", "back.safetensors"]) == 0
+    assert cli.main(["undo", "out", "--out", "back.safetensors"]) == 0
     assert cli.main(["verify", "out/receipt.json", "--weights", "back.safetensors"]) == 1
     told = capsys.readouterr().out
     assert "DOES NOT FIT: back.safetensors: the weights before" in told and told.endswith("1 of these do not fit\n")
@@ -55,8 +55,11 @@ def test_a_dry_run_writes_nothing(here, capsys):
         (["unlearn", *MASKED, "--forget", "500"], "expunge: forget: ids must be rows of the training data, 0 to 119; found 500\n"),
         (["unlearn", *MASKED, "--forget", "ids.txt"], "expunge: forget: must be 0-99,200 or label=3 or "),
         (["verify", "nothing.json"], "expunge: receipt: must be the receipt.json of a folder of requests; found nothing.json\n"),
-        (["undo", "nothing", "back.safetensors"], "expunge: folder: must be a folder of requests, with a receipt.json; found nothing\n"),
-        (["prove", "nothing", "3", "proof.json"], "expunge: folder: must be a folder of requests; found nothing\n"),
+        (
+            ["undo", "nothing", "--out", "back.safetensors"],
+            "expunge: folder: must be a folder of requests, with a receipt.json; found nothing\n",
+        ),
+        (["prove", "nothing", "--id", "3", "--out", "proof.json"], "expunge: folder: must be a folder of requests; found nothing\n"),
     ],
 )
 def test_mistakes_are_one_line_and_change_nothing(arguments, line, here, capsys):

@@ -6,35 +6,34 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+import expunge
 from expunge.requests.folder import misfits, receipt_at
 from expunge.requests.request import fulfil
+from tests.kills.run import written
 from tests.requests.small import MASK, request
 
 KILLS = int(os.environ.get("EXPUNGE_KILLS", "24"))
 CALL = "import sys; from expunge.cli import main; sys.exit(main(sys.argv[1:]))"
+SOURCE = str(Path(expunge.__file__).resolve().parents[1])
 PATIENCE = 120.0
 
 
 def started(folder, forget):
     command = ["unlearn", "--task", "mytask.py", "--weights", "model.safetensors", "--forget", forget, "--out", "out", "--quiet"]
     command += ["--method", "fisher-mask", "--set", *MASK.given, "--threads", "1"]
-    return subprocess.Popen(
-        [sys.executable, "-c", CALL, *command], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
+    return subprocess.Popen([sys.executable, "-c", CALL, *command], cwd=folder, env=environment, **streams)
 
 
 def ended(folder, forget):
     process = started(folder, forget)
     _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, told
-
-
-def changes(folder):
-    """Names and times of everything in the folder: what a process has written so far."""
-    return sorted((path.name, path.lstat().st_mtime_ns) for path in folder.rglob("*") if path.exists())
 
 
 @pytest.mark.slow
@@ -55,9 +54,9 @@ def test_killed_at_any_moment_nothing_is_lost_or_half_written(tmp_path):
         if rounds % 2:
             time.sleep(generator.uniform(0.6, 1.1) * usual)
         else:  # when it has begun to write
-            before, wanted = changes(tmp_path), generator.randrange(1, 12)
+            before, wanted = written(tmp_path), generator.randrange(1, 12)
             while process.poll() is None and wanted:
-                now = changes(tmp_path)
+                now = written(tmp_path)
                 wanted, before = wanted - (now != before), now
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)

@@ -12,7 +12,19 @@ from expunge.cli.compare import Compare, run_compare
 from expunge.cli.data import Data, data_command, run_data
 from expunge.cli.demo import Demo, run_demo
 from expunge.cli.report import Report, report_command, run_bench_report, run_report
-from expunge.cli.requests import Prove, Undo, Unlearn, Verify, run_prove, run_undo, run_unlearn, run_verify
+from expunge.cli.requests import (
+    Prove,
+    Undo,
+    Unlearn,
+    Verify,
+    prove_command,
+    run_prove,
+    run_undo,
+    run_unlearn,
+    run_verify,
+    undo_command,
+    verify_command,
+)
 from expunge.cli.train import Train, run_train
 from expunge.runtime.exits import ended, uninterrupted
 
@@ -25,9 +37,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "report": report_command,
     "data": data_command,
     "unlearn": Unlearn,
-    "undo": Undo,
-    "verify": Verify,
-    "prove": Prove,
+    "undo": undo_command,
+    "verify": verify_command,
+    "prove": prove_command,
 }
 
 

@@ -44,40 +44,60 @@ class Unlearn:
 
 @dataclass(frozen=True)
 class Undo:
-    """Give back the weights as they were before all requests of a folder, bit for bit."""
-
     folder: str
-    """That `expunge unlearn` wrote."""
     out: str
-    """A new file, .safetensors."""
 
 
 @dataclass(frozen=True)
 class Verify:
-    """Check a receipt offline, and name whatever does not fit."""
-
     receipt: str
-    """receipt.json in its folder, or in a copy of that."""
-    weights: str | None = None
-    """Weights in use: are they those after?"""
-    task: str | None = None
-    """The task file: the edit is replayed, and the weights compared to the bit."""
-    proof: str | None = None
-    """Of one id, as `expunge prove` writes it."""
-    key: str | None = None
-    """A public Ed25519 key, PEM: the receipt must be signed by its owner."""
+    weights: str | None
+    task: str | None
+    proof: str | None
+    key: str | None
 
 
 @dataclass(frozen=True)
 class Prove:
-    """Write a proof that one sample was forgotten, which shows no other."""
-
     folder: str
-    """That `expunge unlearn` wrote, with its openings.json."""
     id: int
-    """The sample's row in the training data."""
     out: str
-    """A file, .json."""
+
+
+def undo_command(folder: str, /, out: str) -> Undo:
+    """Give back the weights as they were before all requests of a folder, bit for bit.
+
+    Args:
+        folder: That `expunge unlearn` wrote.
+        out: A new file, .safetensors.
+    """
+    return Undo(folder, out)
+
+
+def verify_command(
+    receipt: str, /, weights: str | None = None, task: str | None = None, proof: str | None = None, key: str | None = None
+) -> Verify:
+    """Check a receipt offline, and name whatever does not fit.
+
+    Args:
+        receipt: receipt.json in its folder, or in a copy of that.
+        weights: Weights in use: are they those after?
+        task: The task file: the edit is replayed, and the weights compared to the bit.
+        proof: Of one id, as `expunge prove` writes it.
+        key: A public Ed25519 key, PEM: the receipt must be signed by its owner.
+    """
+    return Verify(receipt, weights, task, proof, key)
+
+
+def prove_command(folder: str, /, id: int, out: str) -> Prove:
+    """Write a proof that one sample was forgotten, which shows no other.
+
+    Args:
+        folder: That `expunge unlearn` wrote, with its openings.json.
+        id: The sample's row in the training data.
+        out: A file, .json.
+    """
+    return Prove(folder, id, out)
 
 
 def run_unlearn(options: Unlearn) -> None:
