@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import expunge
-from expunge.requests.request import Request
+from expunge.requests.prepared import Request
 from expunge.requests.settings import Settings
 
 TASK = """

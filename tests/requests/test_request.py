@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from expunge.errors import InputError, MismatchError
 from expunge.requests.estimate import estimate
 from expunge.requests.ledger import read_ledger
-from expunge.requests.request import fulfil, prepare
+from expunge.requests.prepared import prepare
+from expunge.requests.request import fulfil
 from expunge.requests.settings import Settings, build_method
 from expunge.requests.verifying import verify
 from expunge.storage.folders import reserved

@@ -11,6 +11,7 @@ from expunge.cli.bench import Bench, bench_command, run_bench
 from expunge.cli.compare import Compare, run_compare
 from expunge.cli.data import Data, data_command, run_data
 from expunge.cli.demo import Demo, run_demo
+from expunge.cli.fisher import Fisher, fisher_command, run_fisher
 from expunge.cli.report import Report, report_command, run_bench_report, run_report
 from expunge.cli.requests import (
     Prove,
@@ -28,7 +29,7 @@ from expunge.cli.requests import (
 from expunge.cli.train import Train, run_train
 from expunge.runtime.exits import ended, uninterrupted
 
-Command = Demo | Compare | Train | Bench | Report | Data | Unlearn | Undo | Verify | Prove
+Command = Demo | Compare | Train | Bench | Report | Data | Unlearn | Undo | Verify | Prove | Fisher
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
     "compare": Compare,
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "undo": undo_command,
     "verify": verify_command,
     "prove": prove_command,
+    "fisher": fisher_command,
 }
 
 
@@ -95,6 +97,8 @@ def run(command: Command) -> int | None:
             return run_verify(command)
         case Prove():
             run_prove(command)
+        case Fisher():
+            run_fisher(command)
     return None
 
 

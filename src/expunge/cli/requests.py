@@ -34,6 +34,8 @@ class Unlearn:
     """cuda if there is one, else cpu."""
     threads: int | None = None
     """Of the CPU; without it as torch has it. The receipt notes how many: the weights are the same to the bit for that number."""
+    sums: str | None = None
+    """A store that `expunge fisher build` made: fisher-mask then makes a pass over the samples to forget alone."""
     sign: str | None = None
     """A private Ed25519 key, PEM, to sign the receipt with."""
     dry_run: bool = False
@@ -104,11 +106,12 @@ def run_unlearn(options: Unlearn) -> None:
     check_folder("out", options.out)
     with uninterrupted():
         from expunge.requests.estimate import estimate
-        from expunge.requests.request import Request, fulfil, prepare
+        from expunge.requests.prepared import Request, prepare
+        from expunge.requests.request import fulfil
         from expunge.requests.settings import Settings
 
     settings = Settings(options.method, options.set, options.batch_size, options.device, options.threads)
-    request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign)
+    request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign, options.sums)
     if options.dry_run:
         for line in estimate(prepare(request)):
             print(on_one_line(line), flush=True)

@@ -2,8 +2,9 @@
 
 from expunge.requests.estimate import estimate
 from expunge.requests.forget_sets import forget_rows
+from expunge.requests.prepared import Prepared, Request, prepare
 from expunge.requests.receipt import Receipt
-from expunge.requests.request import Made, Prepared, Request, fulfil, prepare
+from expunge.requests.request import Made, fulfil
 from expunge.requests.settings import Settings
 from expunge.requests.task import Task, load_task
 from expunge.requests.undo import undo

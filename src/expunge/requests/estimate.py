@@ -11,7 +11,8 @@ from expunge.data.batches import as_batches, batch_size, device_of, to_device
 from expunge.errors import InputError
 from expunge.methods import Choose, Method
 from expunge.model.copying import copied
-from expunge.requests.request import Prepared, one_number_of_threads
+from expunge.requests.prepared import Prepared
+from expunge.requests.request import one_number_of_threads
 from expunge.runtime.modes import in_mode, seeded
 from expunge.training.tuning import Tuning
 

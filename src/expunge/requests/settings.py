@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from expunge.errors import InputError
 from expunge.methods import METHODS, Choose, Method
@@ -29,6 +29,8 @@ class Settings:
     device: str | None = None
     threads: int | None = None
     """Of torch on a CPU: results are the same to the bit for one number of them."""
+    sums: Literal["class", "rows"] | None = None
+    """How stored sums that were used are grouped."""
 
 
 def build_method(settings: Settings, recipe: Tuning | None) -> Method:

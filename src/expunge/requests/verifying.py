@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,11 +14,14 @@ from expunge.errors import ExpungeError, InputError
 from expunge.requests import folder as names
 from expunge.requests.commitments import Inclusion, inclusion
 from expunge.requests.folder import ledger_at, misfits, read_state, receipt_at
+from expunge.requests.grouping import group_rows
 from expunge.requests.ledger import LEDGER
+from expunge.requests.prepared import Prepared
 from expunge.requests.receipt import RECEIPT, Receipt, this_code
-from expunge.requests.request import Prepared, carry_out
+from expunge.requests.request import carry_out, one_number_of_threads, summing_of
 from expunge.requests.settings import Settings, build_method
 from expunge.requests.signing import check_signature
+from expunge.requests.stored_mask import check_method, draw_anew
 from expunge.requests.task import load_task
 from expunge.requests.undo import original_weights
 from expunge.requests.weights import digest_of, load_saved, read_weights
@@ -121,10 +124,12 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
     rows = tuple(sorted(state.ids))
-    method = build_method(settings, task.recipe)
-    made = carry_out(
-        Prepared(task, task.model.to(device), tuple(tensors), method, settings, rows, (), None, device), lambda line: None, False
-    )
+    prepared = Prepared(task, task.model.to(device), tuple(tensors), build_method(settings, task.recipe), settings, rows, (), None, device)
+    if settings.sums is not None:
+        with one_number_of_threads(settings.threads):
+            drawn = draw_anew(summing_of(prepared), group_rows(task, settings.sums), rows)
+        prepared = replace(prepared, method=drawn.mask(check_method(prepared.method)))
+    made = carry_out(prepared, lambda line: None, False)
     fits = made.weights_after == receipt.weights_after
     yield Finding(fits, "replayed: the same weights, to the bit" if fits else "replayed: other weights than those of the receipt")
 
