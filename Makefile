@@ -38,6 +38,7 @@ bench: $(INSTALLED)
 	$(STEADY) .venv-bench/bin/python benchmarks/fisher_speed.py
 	$(STEADY) .venv-bench/bin/python benchmarks/activation_speed.py
 	$(STEADY) .venv-bench/bin/python benchmarks/training_share.py
+	$(STEADY) $(BIN)/python benchmarks/stored_sums.py
 
 clean:
 	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -15,7 +15,7 @@ from expunge.requests import folder as names
 from expunge.requests.prepared import Prepared, Request, prepare
 from expunge.requests.receipt import Receipt
 from expunge.requests.signing import private_key
-from expunge.requests.stored_mask import Drawn, check_method, draw, dropped_rows, take_out
+from expunge.requests.stored_mask import Drawn, StoredMask, check_method, draw, dropped_rows, take_out
 from expunge.requests.summing import Summing
 from expunge.requests.sums_store import Store, opened
 from expunge.requests.weights import digest_of, shared_names, weights_of
@@ -94,6 +94,8 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
             progress=progress,
             **choosing,
         )
+    if isinstance(prepared.method, StoredMask):
+        outcome = replace(outcome, method=prepared.method.method)
     if outcome.patch is None:
         raise InputError("method", "must keep the model's parameters, so that it can be undone", type(prepared.method).__name__)
     own = {shared.get(name, name) for name in prepared.model.state_dict()}
