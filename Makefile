@@ -17,14 +17,18 @@ test-data: $(INSTALLED)
 	@test -n "$(EXPUNGE_DATA)" || { echo "make test-data needs the folder of the datasets: EXPUNGE_DATA=folder make test-data"; exit 2; }
 	EXPUNGE_DATA="$(EXPUNGE_DATA)" $(BIN)/python -m pytest tests/vision/datasets/test_real_files.py
 
-# Ten thousand damaged and forged files, a few minutes; those that end as none should are kept in fuzz-failures/.
+# Ten thousand damaged and forged files, a few minutes; those that end as none should are kept in fuzz-failures/. Then as many changes
+# of single bytes in the folder of a deletion request as MUTATIONS says.
+MUTATIONS ?= 100000
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
+	EXPUNGE_MUTATIONS=$(MUTATIONS) $(BIN)/python -m pytest tests/requests/test_verifying.py -k mutations
 
 # Every command is killed again and again, and must end with what an undisturbed run leaves; about a quarter of an hour.
 KILLS ?= 100
 kills: $(INSTALLED)
 	$(BIN)/python -m tests.kills.run --kills $(KILLS)
+	EXPUNGE_KILLS=$(KILLS) $(BIN)/python -m pytest tests/requests/test_kills.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """A task file for a LoRA adapter on a frozen text classifier; run as a program it trains one and serves a request.
 
-The file of weights holds what is trained, the adapter and the head; the frozen network below comes from `model()`, here from a seed. What that
-network knows is not forgotten.
+The file of weights holds what is trained, the adapter and the head; the frozen network below comes from `model()`, here from a seed. What
+that network knows is not forgotten.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""A task file for an image classifier of Hugging Face, built from its configuration; run as a program it trains one and serves a request."""
+"""A task file for an image classifier of Hugging Face, built from a configuration; as a program it trains one and serves a request."""
 
 import torch
 from torch import Tensor, nn

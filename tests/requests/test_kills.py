@@ -22,12 +22,16 @@ SOURCE = str(Path(expunge.__file__).resolve().parents[1])
 PATIENCE = 120.0
 
 
-def started(folder, forget):
-    command = ["unlearn", "--task", "mytask.py", "--weights", "model.safetensors", "--forget", forget, "--out", "out", "--quiet"]
-    command += ["--method", "fisher-mask", "--set", *MASK.given, "--threads", "1"]
+def run(folder, *command):
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
     return subprocess.Popen([sys.executable, "-c", CALL, *command], cwd=folder, env=environment, **streams)
+
+
+def started(folder, forget):
+    command = ["unlearn", "--task", "mytask.py", "--weights", "model.safetensors", "--forget", forget, "--out", "out", "--quiet"]
+    command += ["--method", "fisher-mask", "--set", *MASK.given, "--threads", "1"]
+    return run(folder, *command)
 
 
 def ended(folder, forget):
@@ -91,3 +95,26 @@ def test_of_two_at_once_one_waits_for_another_day(tmp_path):
     if codes == [0, 2]:
         assert any("must not be in use: another command is writing there" in line for line in told)
     assert list(misfits(tmp_path / "out")) == []
+
+
+@pytest.mark.slow
+def test_a_store_that_is_killed_while_it_is_built_is_built_to_the_bit(tmp_path):
+    request(tmp_path)
+    build = ["fisher", "build", "--task", "mytask.py", "--weights", "model.safetensors", "--threads", "1", "--quiet", "--out"]
+
+    def contents(name):
+        return {path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir()) if path.name != ".lock"}
+
+    process = run(tmp_path, *build, "whole")
+    assert process.wait(PATIENCE) == 0
+    generator = random.Random(0)
+    for _ in range(max(4, KILLS // 4)):
+        process, before, wanted = run(tmp_path, *build, "store"), written(tmp_path), generator.randrange(1, 8)
+        while process.poll() is None and wanted:
+            now = written(tmp_path)
+            wanted, before = wanted - (now != before), now
+        process.kill()
+        process.communicate(timeout=PATIENCE)
+    process = run(tmp_path, *build, "store")
+    assert process.wait(PATIENCE) == 0
+    assert contents("store") == contents("whole")

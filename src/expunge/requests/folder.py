@@ -87,7 +87,9 @@ def misfits(folder: Path) -> Iterator[str]:
             yield f"{name}: is not the receipt that line {entry.number} of {LEDGER} names"
     for name, expected in sorted(receipt.files.items()):
         path = folder / name
-        if not path.is_file():
+        if Path(name).name != name:  # a forged receipt must not lead elsewhere
+            yield f"{excerpt(name)}: is no name of a file"
+        elif not path.is_file():
             if name != OPENINGS:  # is not handed on
                 yield f"{name}: is missing"
         elif file_digest(path) != expected:
