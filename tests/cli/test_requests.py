@@ -80,3 +80,39 @@ def test_a_folder_that_cannot_be_written_is_refused(here, capsys):
     (here / "file").write_text("x")
     assert cli.main(["unlearn", "--task", "mytask.py", "--weights", "model.safetensors", "--forget", "0", "--out", "file/out"]) == 2
     assert capsys.readouterr().err.startswith("expunge: out: must be a folder, and ")
+
+
+BUILD = ["fisher", "build", "--task", "mytask.py", "--weights", "model.safetensors", "--threads", "1", "--quiet"]
+
+
+def test_sums_are_stored_in_shards_merged_and_used(here, capsys):
+    for number in (1, 2):
+        assert cli.main([*BUILD, "--shard", f"{number}/2", "--out", f"shard{number}"]) == 0
+    assert capsys.readouterr().out.endswith("shard2: 2 of 4 groups, 120 samples, the other shards are to be merged with it\n")
+    assert cli.main(["fisher", "merge", "shard1", "shard2", "--out", "sums"]) == 0
+    assert capsys.readouterr().out == "sums: 4 of 4 groups, 120 samples, complete\n"
+    assert cli.main(["unlearn", *MASKED, "--forget", "label=3", "--sums", "sums", "--quiet"]) == 0
+    assert cli.main(["verify", "out/receipt.json", "--task", "mytask.py"]) == 0
+    assert cli.main(["unlearn", *MASKED, "--forget", "0-5", "--sums", "shard1"]) == 2
+    assert "sums: must be complete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["fisher", "merge", "--out", "sums"], "expunge: stores: must be the folders of shards"),
+        (
+            ["fisher", "merge", "nothing", "--out", "sums"],
+            "expunge: stores: must be folders that `expunge fisher build` wrote; found nothing",
+        ),
+        (["fisher", "build", "--out", "sums"], "expunge: task: must be given to build a store"),
+        (["fisher", "build", "--task", "mytask.py", "--out", "sums"], "expunge: weights: must be given to build a store"),
+        ([*BUILD, "--shard", "3/2", "--out", "sums"], "expunge: shard: must be NUMBER/OF, such as 2/4; found 3/2"),
+        ([*BUILD, "--batch-size", "0", "--out", "sums"], "expunge: batch_size: must be a whole number of at least 1; found 0"),
+        ([*BUILD, "--out", "."], "expunge: out: must be a folder that is new, empty, or holds a store of sums"),
+    ],
+)
+def test_mistakes_about_stores_are_one_line_and_change_nothing(arguments, line, here, capsys):
+    before = sorted(os.listdir(here))
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(line) and sorted(os.listdir(here)) == before
