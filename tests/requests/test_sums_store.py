@@ -79,6 +79,8 @@ def test_a_build_that_is_stopped_goes_on_where_it_was(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             build(tmp_path / "store", summing, group_rows(prepared.task))
     build(tmp_path / "store", summing, group_rows(prepared.task))
+    (tmp_path / "store" / "partial.safetensors").write_bytes(b"left by one that was killed after its last group")
+    build(tmp_path / "store", summing, group_rows(prepared.task))
     done = [rows for rows in passes if rows is not None]
     assert len(done) == len({*done}) == 16  # every block once
     assert contents(tmp_path / "store") == whole

@@ -62,7 +62,7 @@ def build(
                 sums = _resumed(path, summing, grouping.rows(group), group)
                 say(f"{grouping.names[group]}: {sums.count} samples, group {group + 1} of {len(grouping.names)}")
                 header = _added(path, header, {f"group-{group}": Rest.whole(sums)})
-                (path / PARTIAL).unlink(missing_ok=True)
+        (path / PARTIAL).unlink(missing_ok=True)  # also one that a process left which was killed after its last group
         return _totalled(path, header)
 
 
