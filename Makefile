@@ -17,15 +17,19 @@ test-data: $(INSTALLED)
 	@test -n "$(EXPUNGE_DATA)" || { echo "make test-data needs the folder of the datasets: EXPUNGE_DATA=folder make test-data"; exit 2; }
 	EXPUNGE_DATA="$(EXPUNGE_DATA)" $(BIN)/python -m pytest tests/vision/datasets/test_real_files.py
 
-# Ten thousand damaged and forged files, a few minutes; then random models for ten minutes. Those that end as none should are kept in fuzz-failures/.
+# Ten thousand damaged and forged files, a few minutes; random models for ten minutes; as many changes of single bytes in the folder of a
+# deletion request as MUTATIONS says. Those that end as none should are kept in fuzz-failures/.
+MUTATIONS ?= 100000
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run $(FUZZ)
 	$(BIN)/python -m tests.fuzz.modules $(or $(FUZZ_MODULES),--seconds 600)
+	EXPUNGE_MUTATIONS=$(MUTATIONS) $(BIN)/python -m pytest tests/requests/test_verifying.py -k mutations
 
 # Every command is killed again and again, and must end with what an undisturbed run leaves; about a quarter of an hour.
 KILLS ?= 100
 kills: $(INSTALLED)
 	$(BIN)/python -m tests.kills.run --kills $(KILLS)
+	EXPUNGE_KILLS=$(KILLS) $(BIN)/python -m pytest tests/requests/test_kills.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -39,6 +43,7 @@ bench: $(INSTALLED)
 	$(STEADY) .venv-bench/bin/python benchmarks/fisher_speed.py
 	$(STEADY) .venv-bench/bin/python benchmarks/activation_speed.py
 	$(STEADY) .venv-bench/bin/python benchmarks/training_share.py
+	$(STEADY) $(BIN)/python benchmarks/stored_sums.py
 
 clean:
 	rm -rf .venv .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

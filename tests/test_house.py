@@ -18,6 +18,7 @@ ORDER = (
     "cli",
     "report",
     "experiments",
+    "requests",
     "vision",
     "audit",
     "comparing",

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expunge import audit, curvature, fisher, methods, metrics, training, vision
+    from expunge import audit, curvature, fisher, methods, metrics, requests, training, vision
     from expunge.comparing import Comparison, compare
     from expunge.data.objective import Objective
     from expunge.editing import masks, patches, scores
@@ -76,6 +76,7 @@ _MODULES = {  # public modules by name, and where they are
     "methods": "methods",
     "metrics": "metrics",
     "patches": "editing.patches",
+    "requests": "requests",
     "scores": "editing.scores",
     "training": "training",
     "vision": "vision",
@@ -198,6 +199,7 @@ __all__ = [
     "metrics",
     "patches",
     "replay",
+    "requests",
     "scores",
     "train",
     "training",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 from expunge import __version__
 from expunge.cli.audit import Audit, run_audit
@@ -12,9 +12,39 @@ from expunge.cli.bench import Bench, bench_command, run_bench
 from expunge.cli.compare import Compare, run_compare
 from expunge.cli.data import Data, data_command, run_data
 from expunge.cli.demo import Demo, run_demo
+from expunge.cli.fisher import Fisher, fisher_command, run_fisher
 from expunge.cli.report import Report, report_command, run_bench_report, run_report
+from expunge.cli.requests import (
+    Prove,
+    Undo,
+    Unlearn,
+    Verify,
+    prove_command,
+    run_prove,
+    run_undo,
+    run_unlearn,
+    run_verify,
+    undo_command,
+    verify_command,
+)
 from expunge.cli.train import Train, run_train
 from expunge.runtime.exits import ended, uninterrupted
+
+Command = Demo | Compare | Train | Audit | Bench | Report | Data | Unlearn | Undo | Verify | Prove | Fisher
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "demo": Demo,
+    "compare": Compare,
+    "train": Train,
+    "audit": Audit,
+    "bench": bench_command,
+    "report": report_command,
+    "data": data_command,
+    "unlearn": Unlearn,
+    "undo": undo_command,
+    "verify": verify_command,
+    "prove": prove_command,
+    "fisher": fisher_command,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,28 +62,20 @@ def _main(args: list[str]) -> int:
     return run(command) or 0
 
 
-def _parsed(args: list[str]) -> Demo | Compare | Train | Audit | Bench | Report | Data:
+def _parsed(args: list[str]) -> Command:
     import tyro
 
     # Set here, since tyro is not imported above.
     report_command.__annotations__["out"] = Annotated[str, tyro.conf.arg(aliases=("-o",))]
     return tyro.extras.subcommand_cli_from_dict(
-        {
-            "demo": Demo,
-            "compare": Compare,
-            "train": Train,
-            "audit": Audit,
-            "bench": bench_command,
-            "report": report_command,
-            "data": data_command,
-        },
+        COMMANDS,
         prog="expunge",
         description="Take data out of a trained network. `expunge --version` prints the version.",
         args=args,
     )
 
 
-def run(command: Demo | Compare | Train | Audit | Bench | Report | Data) -> int | None:
+def run(command: Command) -> int | None:
     match command:
         case Demo():
             return run_demo(command)
@@ -71,6 +93,16 @@ def run(command: Demo | Compare | Train | Audit | Bench | Report | Data) -> int 
             run_report(command)
         case Data():
             run_data(command)
+        case Unlearn():
+            run_unlearn(command)
+        case Undo():
+            run_undo(command)
+        case Verify():
+            return run_verify(command)
+        case Prove():
+            run_prove(command)
+        case Fisher():
+            run_fisher(command)
     return None
 
 

@@ -72,8 +72,24 @@ class FisherMask:
             )
 
         remain_sums = None if remain is None else measure(remain, "remain")
-        remain_weight = None if remain is None else self.remain_weight
-        score = scores.fisher_difference(measure(forget, "forget"), remain_sums, remain_weight)
+        return self._masked(model, remain, run, allowed, measure(forget, "forget"), remain_sums)
+
+    def by_sums(
+        self, model: nn.Module, forget: Data, remain: Data | None, run: Run, forget_sums: FisherSums, remain_sums: FisherSums
+    ) -> Patch:
+        """The same by sums that are there already, of these parameters at least: no pass is made for the score."""
+        return self._masked(model, remain, run, _allowed(model, forget, run, self.include_head, self.which), forget_sums, remain_sums)
+
+    def _masked(
+        self,
+        model: nn.Module,
+        remain: Data | None,
+        run: Run,
+        allowed: tuple[str, ...],
+        forget_sums: FisherSums,
+        remain_sums: FisherSums | None,
+    ) -> Patch:
+        score = scores.fisher_difference(forget_sums, remain_sums, None if remain_sums is None else self.remain_weight)
         mask = masks.select(score, self.ratio, self.granularity, self.scope, allowed, self.rounding)
         patch = run.edit(model, mask)
         run.train(model, remain, self.tuning, mask=mask)

@@ -1,0 +1,159 @@
+"""Run `expunge unlearn`, `undo`, `verify` and `prove`: deletion requests on one's own model."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from expunge.runtime.exits import on_one_line, uninterrupted
+from expunge.storage.files import check_file, check_folder
+
+
+@dataclass(frozen=True)
+class Unlearn:
+    """Make a model of your own forget samples: new weights, a patch that leads back, a receipt and a ledger, in a folder. A later request
+    in the same folder adds its samples to those before. The same command goes on after a stop."""
+
+    task: str
+    """Your Python file with model(), train(), test(); it may have objective(), validation(), recipe()."""
+    weights: str
+    """The trained weights, .safetensors; a .pt file of plain tensors is read too."""
+    forget: str
+    """0-99,200; label=3; predicate=NAME, a function of the task file; or a file of ids: text, .csv, .npy (ids or a boolean mask)."""
+    out: str
+    """Folder of this model's requests."""
+    column: str | None = None
+    """Of a .csv file: the column of the ids; without it "id", or the only one."""
+    method: str = "choose"
+    """Chosen by what there is; or such as fisher-mask, ssd, retrain; of your own: path/to/file.py:Class."""
+    set: tuple[str, ...] = ()
+    """Settings of the method, such as ratio=0.05 tuning=None; of choose: epochs=20 max_drop=0.01."""
+    batch_size: int = 128
+    """For measuring; training has the recipe's own."""
+    device: str | None = None
+    """cuda if there is one, else cpu."""
+    threads: int | None = None
+    """Of the CPU; without it as torch has it. The receipt notes how many: the weights are the same to the bit for that number."""
+    sums: str | None = None
+    """A store that `expunge fisher build` made: fisher-mask then makes a pass over the samples to forget alone."""
+    sign: str | None = None
+    """A private Ed25519 key, PEM, to sign the receipt with."""
+    dry_run: bool = False
+    """Check everything, tell what would be done and what it would cost, and write nothing."""
+    quiet: bool = False
+    """No progress, the result alone."""
+
+
+@dataclass(frozen=True)
+class Undo:
+    folder: str
+    out: str
+
+
+@dataclass(frozen=True)
+class Verify:
+    receipt: str
+    weights: str | None
+    task: str | None
+    proof: str | None
+    key: str | None
+
+
+@dataclass(frozen=True)
+class Prove:
+    folder: str
+    id: int
+    out: str
+
+
+def undo_command(folder: str, /, out: str) -> Undo:
+    """Give back the weights as they were before all requests of a folder, bit for bit.
+
+    Args:
+        folder: That `expunge unlearn` wrote.
+        out: A new file, .safetensors.
+    """
+    return Undo(folder, out)
+
+
+def verify_command(
+    receipt: str, /, weights: str | None = None, task: str | None = None, proof: str | None = None, key: str | None = None
+) -> Verify:
+    """Check a receipt offline, and name whatever does not fit.
+
+    Args:
+        receipt: receipt.json in its folder, or in a copy of that.
+        weights: Weights in use: are they those after?
+        task: The task file: the edit is replayed, and the weights compared to the bit.
+        proof: Of one id, as `expunge prove` writes it.
+        key: A public Ed25519 key, PEM: the receipt must be signed by its owner.
+    """
+    return Verify(receipt, weights, task, proof, key)
+
+
+def prove_command(folder: str, /, id: int, out: str) -> Prove:
+    """Write a proof that one sample was forgotten, which shows no other.
+
+    Args:
+        folder: That `expunge unlearn` wrote, with its openings.json.
+        id: The sample's row in the training data.
+        out: A file, .json.
+    """
+    return Prove(folder, id, out)
+
+
+def run_unlearn(options: Unlearn) -> None:
+    check_folder("out", options.out)
+    with uninterrupted():
+        from expunge.requests.estimate import estimate
+        from expunge.requests.prepared import Request, prepare
+        from expunge.requests.request import fulfil
+        from expunge.requests.settings import Settings
+
+    settings = Settings(options.method, options.set, options.batch_size, options.device, options.threads)
+    request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign, options.sums)
+    if options.dry_run:
+        for line in estimate(prepare(request)):
+            print(on_one_line(line), flush=True)
+        print(f"nothing was written; without --dry-run the result is in {options.out}/")
+        return
+    try:
+        receipt = fulfil(request, (lambda line: None) if options.quiet else _say, progress=False if options.quiet else None)
+    except KeyboardInterrupt:
+        print(f"Nothing was changed in {options.out}/; the same command begins again.", file=sys.stderr)
+        raise
+    print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
+    print(f"Weights, patch, receipt and ledger: {options.out}/")
+
+
+def run_undo(options: Undo) -> None:
+    check_file("out", options.out)
+    with uninterrupted():
+        from expunge.requests.undo import undo
+
+    print(f"{options.out}: the weights before, {undo(options.folder, options.out)[:16]}")
+
+
+def run_verify(options: Verify) -> int:
+    """The exit code: 1 where anything does not fit."""
+    with uninterrupted():
+        from expunge.requests.verifying import verify
+
+    wrong = 0
+    for finding in verify(options.receipt, options.weights, options.task, options.proof, options.key):
+        wrong += not finding.fits
+        print(on_one_line(f"{'fits' if finding.fits else 'DOES NOT FIT'}: {finding.line}"), flush=True)
+    print(f"{wrong} of these do not fit" if wrong else "all fits; the receipt says what it does not prove")
+    return 1 if wrong else 0
+
+
+def run_prove(options: Prove) -> None:
+    check_file("out", options.out)
+    with uninterrupted():
+        from expunge.requests.verifying import prove
+
+    print(f"{prove(options.folder, options.id, options.out)}: a proof for sample {options.id}")
+
+
+def _say(line: str) -> None:
+    print(on_one_line(line), file=sys.stderr, flush=True)

@@ -1,0 +1,75 @@
+"""Estimate what a request would cost, before anything is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from expunge.data.batches import as_batches, batch_size, device_of, to_device
+from expunge.errors import InputError
+from expunge.methods import Choose, Method
+from expunge.model.copying import copied
+from expunge.requests.prepared import Prepared
+from expunge.requests.request import one_number_of_threads
+from expunge.runtime.modes import in_mode, seeded
+from expunge.training.tuning import Tuning
+
+BATCHES = 3  # timed; the first of a process is slow
+
+
+def estimate(prepared: Prepared) -> Iterator[str]:
+    """What would be done, a line each, and how long a pass takes here. Nothing is written, no weight is changed."""
+    samples, parameters = prepared.task.rows.samples, sum(parameter.numel() for parameter in prepared.model.parameters())
+    kept = samples - len(prepared.rows)
+    yield f"model: {type(prepared.model).__name__}, {parameters:,} weights, on {prepared.device}"
+    yield f"forget: {len(prepared.rows):,} of {samples:,} samples ({len(prepared.new):,} by this request), remain: {kept:,}"
+    yield f"method: {prepared.method!r}"
+    seconds = _seconds_per_sample(prepared) * kept
+    yield f"a training pass over the remain data takes about {shown_time(seconds)} here"
+    yield from _passes(prepared.method, seconds)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in prepared.model.state_dict().values())
+    yield f"disk: up to {6 * size / 1e6:,.1f} MB (the weights, and a patch that leads back to the original)"
+
+
+def _passes(method: Method, seconds: float) -> Iterator[str]:
+    tuning = getattr(method, "tuning", None)
+    if isinstance(method, Choose) and method.epochs is not None:
+        yield f"passes: at most {method.epochs:g}; time: about {shown_time(method.epochs * seconds)}"
+    elif isinstance(method, Choose):
+        yield "passes: as many as the settings that are tried take, 10 to 60 as a rule"
+        yield f"time: about {shown_time(10 * seconds)} to {shown_time(60 * seconds)}"
+    elif isinstance(tuning, Tuning):
+        epochs = tuning.schedule.epochs
+        yield f"passes: {epochs} of training, and up to 2 for a score; time: about {shown_time((epochs + 2) * seconds)}"
+    else:
+        yield f"passes: up to 2, no training by a recipe; time: about {shown_time(2 * seconds)}"
+
+
+def shown_time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _seconds_per_sample(prepared: Prepared) -> float:
+    """Of a forward and a backward pass, on a copy."""
+    model, device, objective = copied(prepared.model), device_of(prepared.model), prepared.task.objective
+    timed: list[tuple[float, int]] = []
+    with seeded(0, device), in_mode(model, training=False), one_number_of_threads(prepared.settings.threads):
+        for _, batch in zip(range(BATCHES), as_batches(prepared.remain, "remain", prepared.settings.batch_size), strict=False):
+            started = time.perf_counter()
+            batch = to_device(batch, device)
+            loss = objective.per_sample(objective.logits(model, batch), objective.targets(batch)).mean()
+            if loss.requires_grad:
+                loss.backward()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            timed.append((time.perf_counter() - started, _samples(batch)))
+    return min(seconds / samples for seconds, samples in timed)
+
+
+def _samples(batch: object) -> int:
+    try:
+        return batch_size(batch)
+    except InputError:  # of one's own objective
+        return 1

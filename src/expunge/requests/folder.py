@@ -1,0 +1,134 @@
+"""Read the folder of a model's requests, and name every byte in it that does not fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from expunge.errors import InputError
+from expunge.requests.canonical import canonical, digest
+from expunge.requests.commitments import KEY, Opening
+from expunge.requests.ledger import LEDGER, Entry, read_ledger
+from expunge.requests.receipt import RECEIPT, Receipt, read_receipt
+from expunge.requests.weights import file_digest
+from expunge.storage.documents import excerpt, parse_json, read_plain
+from expunge.storage.folders import LITTER, RESULT
+
+COMMAND = "requests"  # in result.json: what made the folder
+WEIGHTS, PATCH, EDIT = "weights.safetensors", "patch.safetensors", "edit.safetensors"
+SETTINGS, LOG, OPENINGS, SIGNATURE = "settings.json", "log.txt", "openings.json", "receipt.sig"
+UNLISTED = (RECEIPT, LEDGER, SIGNATURE)  # files that a receipt cannot hold the digest of
+LARGEST = 2**24  # bytes of a ledger or receipt
+
+
+@dataclass(frozen=True)
+class State:
+    """A folder of requests as it is: its receipts, the ledger, and the ids with their salts, where these are there."""
+
+    folder: Path
+    receipt: Receipt
+    ledger: tuple[Entry, ...]
+    openings: tuple[Opening, ...] | None
+
+    @property
+    def ids(self) -> set[int]:
+        """All samples forgotten so far."""
+        if self.openings is None:
+            rule = f"must hold {OPENINGS}, the ids of earlier requests; without it they cannot be forgotten again together with others"
+            raise InputError("out", rule, os.fspath(self.folder))
+        return {number for opening in self.openings for number in opening.ids}
+
+
+def earlier_receipt(number: int) -> str:
+    return f"receipt-{number}.json"
+
+
+def read_state(folder: Path) -> State | None:
+    """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed."""
+    if not (folder / RECEIPT).exists() and not (folder / LEDGER).exists():
+        return None
+    for what in misfits(folder):
+        raise InputError("out", "must be as `expunge unlearn` left it", what)
+    openings = _openings(folder / OPENINGS) if (folder / OPENINGS).exists() else None
+    return State(folder, receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER), openings)
+
+
+def receipt_at(path: Path) -> Receipt:
+    return read_receipt(_content(path), path.name)
+
+
+def ledger_at(path: Path) -> tuple[Entry, ...]:
+    return read_ledger(_content(path), path.name)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_plain(path, LARGEST)
+    except FileNotFoundError as error:
+        raise InputError(path.name, "must be in the folder", os.fspath(path)) from error
+    except ValueError as error:
+        raise InputError(path.name, str(error)) from error
+
+
+def misfits(folder: Path) -> Iterator[str]:
+    """What does not fit, one line each: between the receipt and the ledger, the ledger and itself, the receipt and every file."""
+    try:
+        receipt, ledger = receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER)
+    except InputError as error:
+        yield str(error)
+        return
+    if not ledger or receipt.entry() != ledger[-1]:
+        yield f"{LEDGER}: its last line is not that of {RECEIPT}"
+    for entry in ledger[:-1]:
+        name = earlier_receipt(entry.number)
+        if name in receipt.files and receipt.files[name] != entry.receipt:
+            yield f"{name}: is not the receipt that line {entry.number} of {LEDGER} names"
+    for name, expected in sorted(receipt.files.items()):
+        path = folder / name
+        if Path(name).name != name:  # a forged receipt must not lead elsewhere
+            yield f"{excerpt(name)}: is no name of a file"
+        elif not path.is_file():
+            if name != OPENINGS:  # is not handed on
+                yield f"{name}: is missing"
+        elif file_digest(path) != expected:
+            yield f"{name}: was changed since the receipt was written"
+    known = {*receipt.files, *UNLISTED, *LITTER}
+    yield from (f"{name}: is not a file of the receipt" for name in sorted(os.listdir(folder)) if name not in known)
+    yield from _opening_misfits(folder, ledger)
+
+
+def _opening_misfits(folder: Path, ledger: tuple[Entry, ...]) -> Iterator[str]:
+    if not (folder / OPENINGS).is_file():
+        return
+    try:
+        openings = _openings(folder / OPENINGS)
+    except InputError as error:
+        yield str(error)
+        return
+    if [(len(opening.ids), opening.root()) for opening in openings] != [(entry.samples, entry.commitments) for entry in ledger]:
+        yield f"{OPENINGS}: is not what {LEDGER} commits to"
+
+
+def write_openings(openings: Sequence[Opening]) -> bytes:
+    """Ids as text, a few bytes each: a list of JSON may not have millions of entries."""
+    return canonical([{"key": opening.key, "ids": " ".join(map(str, opening.ids))} for opening in openings])
+
+
+def _openings(path: Path) -> tuple[Opening, ...]:
+    try:
+        openings = tuple(Opening(part["key"], tuple(map(int, part["ids"].split()))) for part in parse_json(read_plain(path, LARGEST)))
+        if any(len(bytes.fromhex(opening.key)) != KEY for opening in openings):
+            raise ValueError(f"a key must have {KEY} bytes")
+        return openings
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise InputError(path.name, f"must hold ids and keys ({excerpt(error)})") from error
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file that a receipt lists."""
+    return {name: digest((folder / name).read_bytes()) for name in sorted(os.listdir(folder)) if name not in UNLISTED}
+
+
+__all__ = ["COMMAND", "EDIT", "LOG", "PATCH", "RESULT", "SETTINGS", "SIGNATURE", "WEIGHTS", "State", "digests", "misfits", "read_state"]

@@ -1,0 +1,123 @@
+"""Check a deletion request before anything is done: task, weights, forget set, method, earlier requests, stored sums."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from expunge.data.batches import Data
+from expunge.data.digest import data_digest
+from expunge.data.overlap import check_disjoint
+from expunge.errors import InputError, MismatchError
+from expunge.methods import Method
+from expunge.requests.folder import State, read_state
+from expunge.requests.forget_sets import forget_rows
+from expunge.requests.settings import Settings, build_method
+from expunge.requests.stored_mask import check_method
+from expunge.requests.sums_store import Store, check_fits
+from expunge.requests.task import Task, load_task
+from expunge.requests.weights import digest_of, load_weights, shared_names, weights_of
+from expunge.runtime.modes import device_named
+from expunge.validate import check_whole
+
+
+@dataclass(frozen=True)
+class Request:
+    """Samples to forget, of a model and data that a task file names. `out` is the folder of this model's requests: a later request there
+    adds its samples to those of the earlier ones, and the edit is drawn again from the original weights for all of them."""
+
+    task: str | os.PathLike[str]
+    weights: str | os.PathLike[str]
+    forget: str
+    out: str | os.PathLike[str]
+    column: str | None = None
+    settings: Settings = Settings()
+    sign: str | os.PathLike[str] | None = None  # a private key
+    sums: str | os.PathLike[str] | None = None  # a store, as `expunge fisher build` makes it
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that was checked: nothing has been written or changed yet. `new` are the samples it adds to those of `earlier`."""
+
+    task: Task
+    model: nn.Module
+    stored: tuple[str, ...]  # names in the file of weights
+    method: Method
+    settings: Settings
+    rows: tuple[int, ...]
+    new: tuple[int, ...]
+    earlier: State | None
+    device: torch.device
+
+    @property
+    def forget(self) -> Data:
+        return self.task.rows.at(torch.tensor(self.rows), True)
+
+    @property
+    def remain(self) -> Data:
+        kept = torch.ones(self.task.rows.samples, dtype=torch.bool)
+        kept[list(self.rows)] = False
+        return self.task.rows.at(kept.nonzero().flatten(), False)
+
+
+def prepare(request: Request, store: Store | None = None) -> Prepared:
+    """Check all of a request; raises where it cannot be carried out."""
+    task = load_task(request.task)
+    settings = request.settings if store is None else settings_for(store, request.settings)
+    device = device_named(settings.device)
+    check_whole("batch_size", settings.batch_size, minimum=1)
+    if settings.threads is not None:
+        check_whole("threads", settings.threads, minimum=1, maximum=1024)
+    method = build_method(settings, task.recipe)
+    earlier = read_state(Path(request.out))
+    asked = forget_rows(request.forget, task, request.column)
+    before = set() if earlier is None else earlier.ids
+    rows = tuple(sorted({*asked, *before}))
+    if len(rows) == task.rows.samples:
+        found = f"{len(asked)} beside {len(before)} of earlier requests, all there are"
+        raise InputError("forget", "must leave samples to keep; where all are to be forgotten, delete the model", found)
+    stored = load_weights(request.weights, task.model)
+    model = task.model.to(device)
+    prepared = Prepared(task, model, stored, method, settings, rows, tuple(row for row in asked if row not in before), earlier, device)
+    if store is not None:
+        check_fits(store, task, model, check_method(method).kind)
+    _check_unseen(prepared)
+    if earlier is not None:
+        _check_same(prepared, earlier)
+    return prepared
+
+
+def settings_for(store: Store, settings: Settings) -> Settings:
+    """With the batch size and threads of a store, for sums that are the same to the bit."""
+    if settings.threads not in (None, store.header.threads):
+        raise InputError("threads", f"must be those the sums were stored with, {store.header.threads}", settings.threads)
+    return replace(settings, batch_size=store.header.batch_size, threads=store.header.threads, sums=store.header.by)
+
+
+def _check_unseen(prepared: Prepared) -> None:
+    """No sample to forget may be one of the test data: what is measured there would be of samples that were trained on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # data that cannot be compared
+        try:
+            check_disjoint(prepared.forget, prepared.task.test, prepared.task.objective)
+        except InputError as error:
+            if error.argument != "remain":
+                raise
+            raise InputError("forget", "must not name samples of the test data, which test() returns too", error.found) from error
+
+
+def _check_same(prepared: Prepared, earlier: State) -> None:
+    """Earlier requests of the folder must be of these weights and data."""
+    shared = shared_names(prepared.model)
+    if digest_of(weights_of(prepared.model, prepared.stored), shared) != earlier.receipt.weights_before:
+        raise MismatchError(f"weights: must be the original ones, which the requests in {earlier.folder} began with")
+    if (found := data_digest(prepared.task.train)) != earlier.receipt.data[
+        "train"
+    ] or prepared.task.rows.samples != earlier.receipt.samples:
+        raise MismatchError(f"task: train() must return the data of the requests in {earlier.folder}; found {found or 'no digest'}")

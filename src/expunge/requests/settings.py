@@ -1,0 +1,96 @@
+"""Hold the settings of a request as plain data, and build the method they name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from expunge.errors import InputError
+from expunge.methods import METHODS, Choose, Method
+from expunge.methods.lookup import method_class
+from expunge.methods.readings import readings
+from expunge.training.schedules import replay
+from expunge.training.tuning import Tuning
+from expunge.validate import shown
+
+CHOOSE = "choose"
+EPOCHS = 5  # of fine-tuning: the recipe's schedule, compressed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the samples are to be forgotten; `given` are settings of the method as they were written, name=value."""
+
+    method: str = CHOOSE
+    given: tuple[str, ...] = ()
+    batch_size: int = 128
+    device: str | None = None
+    threads: int | None = None
+    """Of torch on a CPU: results are the same to the bit for one number of them."""
+    sums: Literal["class", "rows"] | None = None
+    """How stored sums that were used are grouped."""
+
+
+def build_method(settings: Settings, recipe: Tuning | None) -> Method:
+    """The method by name, with the settings given; what it trains by comes from the task's recipe where there is one.
+
+    Choose takes the recipe's peak rate; Retrain the recipe itself; others its schedule compressed to 5 epochs.
+    """
+    build = _reading(settings.method)
+    values = dict(_assigned(text) for text in settings.given)
+    names = {field.name for field in fields(build) if field.init} if isinstance(build, type) else None
+    if recipe is not None and "tuning" not in values:
+        values = _from_recipe(settings.method, build, recipe) | values
+    try:
+        return build(**values)
+    except TypeError as error:
+        known = f"; it has {', '.join(sorted(names))}" if names else ""
+        raise InputError("set", f"must be settings of {settings.method}{known}", str(error)) from error
+
+
+def _reading(name: str) -> Any:
+    if name == CHOOSE:
+        return Choose
+    known = {key if text == "text" else f"{key}-{text}": build for key, kind in METHODS.items() for text, build in readings(kind).items()}
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        raise InputError("method", f"must be {CHOOSE}, one of {', '.join(METHODS)}, or of your own, path/to/file.py:Class", name)
+    try:
+        return method_class(name)
+    except InputError as error:
+        raise InputError("method", error.rule, error.found) from error
+
+
+def _assigned(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise InputError("set", "must be NAME=VALUE, such as ratio=0.05", text)
+    if name == "tuning" and value != "None":
+        raise InputError("set", "tuning can only be None here, for no training; recipe() of the task says how to train", text)
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return name, value  # a word, such as kind=expected
+
+
+def _from_recipe(name: str, build: Any, recipe: Tuning) -> dict[str, Any]:
+    if name == CHOOSE:
+        schedule = recipe.schedule
+        peak = max(schedule.rate(schedule.epochs * step / 200) for step in range(200))
+        return {"rate": peak} if recipe.optimizer is None and peak > 0 else {}
+    from inspect import signature
+
+    if "tuning" not in signature(build).parameters or getattr(build(), "tuning", None) is None:
+        return {}
+    return {"tuning": recipe if name == "retrain" else replace(recipe, schedule=replay(recipe.schedule, EPOCHS))}
+
+
+def described(method: Method) -> Mapping[str, Any]:
+    """The method for the settings file: its class, and its repr, in which all settings stand."""
+    return {
+        "class": f"{type(method).__module__}.{type(method).__qualname__}",
+        "repr": shown(method) if len(repr(method)) < 200 else repr(method),
+    }

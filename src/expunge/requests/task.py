@@ -1,0 +1,205 @@
+"""Load a task file: a user's own model and data, as functions of a Python file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from expunge.data.batches import Data, as_batches
+from expunge.data.columns import as_dataset
+from expunge.data.indices import size_of
+from expunge.data.objective import Objective
+from expunge.data.parting import Cuttable, cuttable
+from expunge.errors import ExpungeError, InputError
+from expunge.training.tuning import Tuning
+from expunge.validate import shown
+
+NEEDED = ("model", "train", "test")
+OPTIONAL = ("objective", "validation", "recipe")
+ARGUMENT = "task"
+BATCH_SIZE = 128
+
+
+@dataclass(frozen=True)
+class Task:
+    """The functions of a task file; each is called once, when it is first needed.
+
+    model()       the network, with any weights: those of the request are loaded into it
+    train()       the data it was trained on, in a fixed order: a sample's id is its row. A dataset, (x, y), or a loader of a dataset, whose
+                  batch size and collator are kept
+    test()        data to measure on; nothing is chosen by them
+    objective()   the `Objective`, where the loss is not the cross-entropy of class logits
+    validation()  data that the network was never trained on, by which a method may be chosen
+    recipe()      the `Tuning` that the network was trained by
+    """
+
+    path: Path
+    digest: str  # SHA-256 of the file
+    module: ModuleType
+
+    @cached_property
+    def model(self) -> nn.Module:
+        model = self._called("model")
+        if not isinstance(model, nn.Module):
+            raise InputError(ARGUMENT, f"model() of {self.path} must return a torch.nn.Module", shown(model))
+        return model
+
+    @cached_property
+    def train(self) -> Data:
+        return self._data("train")
+
+    @cached_property
+    def test(self) -> Data:
+        return self._data("test")
+
+    @cached_property
+    def validation(self) -> Data | None:
+        return self._data("validation") if hasattr(self.module, "validation") else None
+
+    @cached_property
+    def objective(self) -> Objective:
+        return self._settings("objective", Objective) or Objective()
+
+    @cached_property
+    def recipe(self) -> Tuning | None:
+        return self._settings("recipe", Tuning)
+
+    @cached_property
+    def rows(self) -> Cuttable:
+        """The training data by row."""
+        with self._naming("train"):
+            rows = cuttable(self.train, "train", BATCH_SIZE)
+        rule = f"train() of {self.path} must return a dataset of at least 2 samples, (x, y), or a loader that reads every row of one once"
+        if rows is None or rows.samples != size_of(self.dataset) or rows.samples < 2:
+            raise InputError(ARGUMENT, rule, shown(self.train))
+        return rows
+
+    @property
+    def dataset(self) -> Any:
+        """What the training samples are read from, one by one."""
+        source = as_batches(self.train, "train").source
+        return source.dataset if isinstance(source, DataLoader) else source
+
+    def predicate(self, name: str) -> Callable[[Any], Any]:
+        """A function of the file that takes a sample."""
+        function = getattr(self.module, name, None)
+        if not callable(function) or isinstance(function, type):
+            raise InputError(
+                "forget", f"predicate={name}: {self.path} must have a function of this name, which takes a sample", shown(function)
+            )
+        return function
+
+    def _data(self, name: str) -> Data:
+        data = self._called(name)
+        rule = f"{name}() of {self.path} must return a dataset, a loader of one, or all samples at once as (x, y)"
+        dataset = data.dataset if isinstance(data, DataLoader) else as_dataset(data, name)
+        if isinstance(data, (str, bytes, Tensor, Iterator)) or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+            raise InputError(ARGUMENT, rule, shown(data))
+        if not size_of(dataset):
+            raise InputError(ARGUMENT, f"{rule}, with a length of at least 1", shown(data))
+        with self._naming(name):
+            as_batches(data, name, BATCH_SIZE)
+        return data
+
+    def _settings(self, name: str, kind: type) -> Any:
+        if not hasattr(self.module, name):
+            return None
+        value = self._called(name)
+        if not isinstance(value, kind):
+            raise InputError(ARGUMENT, f"{name}() of {self.path} must return an expunge.{kind.__name__}", shown(value))
+        return value
+
+    def _called(self, name: str) -> Any:
+        with _user_code(f"{name}() of {self.path}", self.path):
+            return getattr(self.module, name)()
+
+    @contextmanager
+    def _naming(self, name: str) -> Iterator[None]:
+        """An error about data names the function that they come from."""
+        try:
+            yield
+        except InputError as error:
+            raise InputError(ARGUMENT, f"{name}() of {self.path}: {error.rule}", error.found) from error
+
+
+def load_task(path: str | os.PathLike[str]) -> Task:
+    """Run a task file and check the names it has; its functions are called later. Files beside it can be imported by it."""
+    file = Path(os.path.realpath(path))
+    if file.suffix != ".py" or not file.is_file():
+        raise InputError(ARGUMENT, "must be a Python file", os.fspath(path))
+    content = file.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"expunge_task_{hashlib.sha256(os.fsencode(file) + content).hexdigest()[:16]}"
+    module = sys.modules.get(name) or _executed(name, file, Path(path))
+    functions = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    if missing := [key for key in NEEDED if key not in functions]:
+        alike = [key for key in functions if inspect.isfunction(functions[key]) and functions[key].__module__ == name]
+        needed, optional = (", ".join(f"{key}()" for key in keys) for keys in (NEEDED, OPTIONAL))
+        rule = f"{path} must have the functions {needed}, and may have {optional}"
+        raise InputError(ARGUMENT, f"{rule}; there is no {missing[0]}()", f"the functions {', '.join(alike) or 'none'}")
+    for key in (*NEEDED, *OPTIONAL):
+        if key in functions:
+            _check_function(key, functions[key], Path(path))
+    return Task(Path(path), digest, module)
+
+
+def _executed(name: str, file: Path, shown_path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # a name that ends with .py has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses, and the workers of loaders, look it up
+    if os.fspath(file.parent) not in sys.path:
+        sys.path.insert(0, os.fspath(file.parent))
+    try:
+        with _user_code(f"importing {shown_path}", shown_path):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _check_function(key: str, function: Any, path: Path) -> None:
+    if not callable(function) or isinstance(function, nn.Module):
+        raise InputError(ARGUMENT, f"{key} of {path} must be a function without arguments", shown(function))
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise InputError(ARGUMENT, f"{key}() of {path} must be callable without arguments", str(error)) from error
+    except ValueError:  # a builtin that does not tell
+        return
+
+
+@contextmanager
+def _user_code(what: str, path: Path) -> Iterator[None]:
+    """Whatever a user's code raises is told on one line, with the place in the file."""
+    try:
+        yield
+    except ExpungeError:
+        raise
+    except (Exception, SystemExit) as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(ARGUMENT, f"{what} must not raise", f"{line} ({_place(error, path)})") from error
+
+
+def _place(error: BaseException, path: Path) -> str:
+    """The last line of the task file that was run, or of any other where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if os.path.realpath(frame.filename) == os.path.realpath(path)] or frames
+    return f"{own[-1].filename}, line {own[-1].lineno}"

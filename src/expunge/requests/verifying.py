@@ -1,0 +1,169 @@
+"""Check a receipt offline: the folder it is in, weights, a proof of one id, a signature; with the task, by replaying the edit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from expunge.data.digest import data_digest
+from expunge.errors import ExpungeError, InputError
+from expunge.requests import folder as names
+from expunge.requests.commitments import Inclusion, inclusion
+from expunge.requests.folder import ledger_at, misfits, read_state, receipt_at
+from expunge.requests.grouping import group_rows
+from expunge.requests.ledger import LEDGER
+from expunge.requests.prepared import Prepared
+from expunge.requests.receipt import RECEIPT, Receipt, this_code
+from expunge.requests.request import carry_out, one_number_of_threads, summing_of
+from expunge.requests.settings import Settings, build_method
+from expunge.requests.signing import check_signature
+from expunge.requests.stored_mask import check_method, draw_anew
+from expunge.requests.task import load_task
+from expunge.requests.undo import original_weights
+from expunge.requests.weights import digest_of, load_saved, read_weights
+from expunge.runtime.modes import device_named
+from expunge.storage.codec import decode, encode
+from expunge.storage.documents import excerpt, read_json
+from expunge.storage.files import write_json
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of a verification: what was checked, or what does not fit."""
+
+    fits: bool
+    line: str
+
+
+def verify(
+    receipt: str | os.PathLike[str],
+    weights: str | os.PathLike[str] | None = None,
+    task: str | os.PathLike[str] | None = None,
+    proof: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+) -> Iterator[Finding]:
+    """All that can be checked, finding by finding; the receipt must be in the folder it was written into, or in a copy of it."""
+    path = Path(receipt)
+    if not path.is_file() or path.name != RECEIPT:
+        raise InputError("receipt", f"must be the {RECEIPT} of a folder of requests", os.fspath(receipt))
+    folder = path.parent
+    wrong = list(misfits(folder))
+    yield from (Finding(False, what) for what in wrong)
+    if not wrong:
+        yield Finding(True, f"{RECEIPT}, {LEDGER} and all files of the folder fit each other")
+    if key is not None:
+        what = check_signature(folder, key)
+        yield Finding(what is None, what or f"{names.SIGNATURE} is of this key")
+    try:
+        content = receipt_at(path)
+    except InputError:  # told above
+        return
+    if not wrong:
+        yield from _weights_of_folder(folder, content)
+    if weights is not None:
+        yield _given_weights(Path(weights), folder, content)
+    if proof is not None:
+        yield _proof(Path(proof), folder)
+    if task is not None and not wrong:
+        yield from _replayed(folder, content, task)
+
+
+def _weights_of_folder(folder: Path, receipt: Receipt) -> Iterator[Finding]:
+    try:
+        after = digest_of(*load_saved(folder / names.WEIGHTS))
+        yield Finding(after == receipt.weights_after, f"{names.WEIGHTS} holds the weights after")
+        original_weights(folder)
+        yield Finding(True, f"{names.PATCH} leads back to the weights before")
+    except ExpungeError as error:
+        yield Finding(False, str(error))
+
+
+def _given_weights(path: Path, folder: Path, receipt: Receipt) -> Finding:
+    try:
+        shared = load_saved(folder / names.WEIGHTS)[1]
+    except (ExpungeError, OSError):
+        shared = {}
+    found = digest_of(read_weights(path), shared)
+    if found == receipt.weights_after:
+        return Finding(True, f"{path}: the weights after")
+    if found == receipt.weights_before:
+        return Finding(False, f"{path}: the weights before, with what was to be forgotten")
+    return Finding(False, f"{path}: neither the weights after nor those before")
+
+
+def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str]) -> Iterator[Finding]:
+    """The same edit once more, from the original weights, compared to the bit."""
+    if not (folder / names.OPENINGS).is_file():
+        yield Finding(False, f"{names.OPENINGS}: is missing, so that nobody can tell which samples to replay with")
+        return
+    task, state = load_task(task_file), read_state(folder)
+    assert state is not None
+    yield Finding(task.digest == receipt.task, f"{task_file}: the task file of the receipt")
+    for name, data in (("train", task.train), ("test", task.test)):
+        digest = data_digest(data)
+        if digest is None:
+            yield Finding(receipt.data[name] is None, f"{name}(): data without a digest, not compared")
+        else:
+            yield Finding(digest == receipt.data[name], f"{name}(): the data of the receipt")
+    if task.rows.samples != receipt.samples:
+        yield Finding(False, f"train(): has {task.rows.samples} samples, not {receipt.samples}")
+        return
+    settings = _settings(folder)
+    device = device_named(settings.device)
+    yield from (Finding(False, f"{what}; the weights may differ for that alone") for what in _other_code(receipt, device))
+    tensors, shared = original_weights(folder)
+    own = task.model.state_dict(keep_vars=True)
+    if not tensors.keys() <= own.keys() or any(tensors[name].shape != own[name].shape for name in tensors):
+        yield Finding(False, "model(): another model than that of the receipt")
+        return
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+    rows = tuple(sorted(state.ids))
+    prepared = Prepared(task, task.model.to(device), tuple(tensors), build_method(settings, task.recipe), settings, rows, (), None, device)
+    if settings.sums is not None:
+        with one_number_of_threads(settings.threads):
+            drawn = draw_anew(summing_of(prepared), group_rows(task, settings.sums), rows)
+        prepared = replace(prepared, method=drawn.mask(check_method(prepared.method)))
+    made = carry_out(prepared, lambda line: None, False)
+    fits = made.weights_after == receipt.weights_after
+    yield Finding(fits, "replayed: the same weights, to the bit" if fits else "replayed: other weights than those of the receipt")
+
+
+def _settings(folder: Path) -> Settings:
+    content = read_json(folder / names.SETTINGS)
+    return decode(Settings, {name: content[name] for name in encode(Settings())})
+
+
+def _other_code(receipt: Receipt, device: torch.device) -> Iterator[str]:
+    ours, theirs = encode(this_code(device, receipt.code.threads)), encode(receipt.code)
+    yield from (
+        f"{name}: {excerpt(ours[name], 40)} here, {excerpt(theirs[name], 40)} in the receipt" for name in ours if ours[name] != theirs[name]
+    )
+
+
+def prove(folder: str | os.PathLike[str], number: int, out: str | os.PathLike[str]) -> Path:
+    """Write a proof that an id was forgotten, which shows no other id; `verify(..., proof=...)` checks it."""
+    state = read_state(Path(folder))
+    if state is None:
+        raise InputError("folder", "must be a folder of requests", os.fspath(folder))
+    for entry, opening in zip(state.ledger, state.openings or (), strict=False):
+        if number in opening.ids:
+            return write_json(out, {"request": entry.number} | encode(inclusion(number, opening.salts())))
+    raise InputError("id", "must be of a sample that was forgotten", number if state.ids else "none")
+
+
+def _proof(path: Path, folder: Path) -> Finding:
+    try:
+        content = read_json(path)
+        number = content.pop("request")
+        proof = decode(Inclusion, content, "the proof")
+        entry = next(entry for entry in ledger_at(folder / LEDGER) if entry.number == number)
+        fits = proof.root() == entry.commitments and proof.leaves == entry.samples
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
+        return Finding(False, f"{path}: is no proof of an id ({excerpt(error)})")
+    return Finding(fits, f"{path}: sample {proof.id} is among those of request {number}" if fits else f"{path}: leads to another ledger")

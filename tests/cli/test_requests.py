@@ -1,0 +1,118 @@
+"""The commands for one's own model: what they print, how they end."""
+
+import os
+
+import pytest
+
+from expunge.cli import commands as cli
+from tests.requests.small import TASK, request, write_task
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    request(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+ASKED = ["--task", "mytask.py", "--weights", "model.safetensors", "--out", "out"]
+MASKED = [*ASKED, "--method", "fisher-mask", "--set", "ratio=0.1", "tuning=None"]
+
+
+def test_a_request_is_made_verified_proved_and_undone(here, capsys):
+    (here / "ids.txt").write_text("3\n5\n8-10\n")
+    assert cli.main(["unlearn", *MASKED, "--forget", "ids.txt"]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("request 1: 5 of 120 samples forgotten, weights ") and "forget 5 of 120 samples" in told.err
+    assert cli.main(["verify", "out/receipt.json", "--weights", "out/weights.safetensors", "--task", "mytask.py"]) == 0
+    assert capsys.readouterr().out.endswith("all fits; the receipt says what it does not prove\n")
+    assert cli.main(["prove", "out", "--id", "8", "--out", "proof.json"]) == 0
+    assert cli.main(["verify", "out/receipt.json", "--proof", "proof.json"]) == 0
+    assert "fits: proof.json: sample 8 is among those of request 1" in capsys.readouterr().out
+    assert cli.main(["undo", "out", "--out", "back.safetensors"]) == 0
+    assert cli.main(["verify", "out/receipt.json", "--weights", "back.safetensors"]) == 1
+    told = capsys.readouterr().out
+    assert "DOES NOT FIT: back.safetensors: the weights before" in told and told.endswith("1 of these do not fit\n")
+
+
+def test_quiet_prints_the_result_alone(here, capsys):
+    assert cli.main(["unlearn", *MASKED, "--forget", "0-3", "--quiet"]) == 0
+    told = capsys.readouterr()
+    assert told.err == "" and len(told.out.splitlines()) == 2
+
+
+def test_a_dry_run_writes_nothing(here, capsys):
+    before = sorted(os.listdir(here))
+    assert cli.main(["unlearn", *ASKED, "--forget", "label=2", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "forget: 30 of 120 samples" in told and "method: Choose(" in told and told.endswith("the result is in out/\n")
+    assert sorted(os.listdir(here)) == before
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["unlearn", *MASKED, "--forget", "500"], "expunge: forget: ids must be rows of the training data, 0 to 119; found 500\n"),
+        (["unlearn", *MASKED, "--forget", "ids.txt"], "expunge: forget: must be 0-99,200 or label=3 or "),
+        (["verify", "nothing.json"], "expunge: receipt: must be the receipt.json of a folder of requests; found nothing.json\n"),
+        (
+            ["undo", "nothing", "--out", "back.safetensors"],
+            "expunge: folder: must be a folder of requests, with a receipt.json; found nothing\n",
+        ),
+        (["prove", "nothing", "--id", "3", "--out", "proof.json"], "expunge: folder: must be a folder of requests; found nothing\n"),
+    ],
+)
+def test_mistakes_are_one_line_and_change_nothing(arguments, line, here, capsys):
+    before = sorted(os.listdir(here))
+    assert cli.main(arguments) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(line) and told.err.count("\n") == 1 and told.out == ""
+    assert sorted(os.listdir(here)) == before
+
+
+def test_a_task_that_fails_is_one_line(here, capsys):
+    write_task(here, TASK + "\nraise RuntimeError('of two\\nlines')")
+    assert cli.main(["unlearn", *MASKED, "--forget", "0"]) == 2
+    assert "importing mytask.py must not raise; found RuntimeError: of two lines (" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused(here, capsys):
+    (here / "file").write_text("x")
+    assert cli.main(["unlearn", "--task", "mytask.py", "--weights", "model.safetensors", "--forget", "0", "--out", "file/out"]) == 2
+    assert capsys.readouterr().err.startswith("expunge: out: must be a folder, and ")
+
+
+BUILD = ["fisher", "build", "--task", "mytask.py", "--weights", "model.safetensors", "--threads", "1", "--quiet"]
+
+
+def test_sums_are_stored_in_shards_merged_and_used(here, capsys):
+    for number in (1, 2):
+        assert cli.main([*BUILD, "--shard", f"{number}/2", "--out", f"shard{number}"]) == 0
+    assert capsys.readouterr().out.endswith("shard2: 2 of 4 groups, 120 samples, the other shards are to be merged with it\n")
+    assert cli.main(["fisher", "merge", "shard1", "shard2", "--out", "sums"]) == 0
+    assert capsys.readouterr().out == "sums: 4 of 4 groups, 120 samples, complete\n"
+    assert cli.main(["unlearn", *MASKED, "--forget", "label=3", "--sums", "sums", "--quiet"]) == 0
+    assert cli.main(["verify", "out/receipt.json", "--task", "mytask.py"]) == 0
+    assert cli.main(["unlearn", *MASKED, "--forget", "0-5", "--sums", "shard1"]) == 2
+    assert "sums: must be complete" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, line",
+    [
+        (["fisher", "merge", "--out", "sums"], "expunge: stores: must be the folders of shards"),
+        (
+            ["fisher", "merge", "nothing", "--out", "sums"],
+            "expunge: stores: must be folders that `expunge fisher build` wrote; found nothing",
+        ),
+        (["fisher", "build", "--out", "sums"], "expunge: task: must be given to build a store"),
+        (["fisher", "build", "--task", "mytask.py", "--out", "sums"], "expunge: weights: must be given to build a store"),
+        ([*BUILD, "--shard", "3/2", "--out", "sums"], "expunge: shard: must be NUMBER/OF, such as 2/4; found 3/2"),
+        ([*BUILD, "--batch-size", "0", "--out", "sums"], "expunge: batch_size: must be a whole number of at least 1; found 0"),
+        ([*BUILD, "--out", "."], "expunge: out: must be a folder that is new, empty, or holds a store of sums"),
+    ],
+)
+def test_mistakes_about_stores_are_one_line_and_change_nothing(arguments, line, here, capsys):
+    before = sorted(os.listdir(here))
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(line) and sorted(os.listdir(here)) == before

@@ -1,0 +1,121 @@
+"""Forget sets in all their forms, and one clear line for those that name nothing, too much, or what is not there."""
+
+import numpy
+import pytest
+
+from expunge.errors import InputError
+from expunge.requests.forget_sets import forget_rows
+from expunge.requests.task import load_task
+from tests.requests.small import TASK, write_task
+
+
+@pytest.fixture
+def task(tmp_path):
+    return load_task(write_task(tmp_path))
+
+
+def test_ranges_labels_and_predicates(task):
+    assert forget_rows("3,0-2,7", task) == (0, 1, 2, 3, 7)
+    assert forget_rows("label=3", task) == tuple(range(3, 120, 4))
+    assert forget_rows("label=3,1", task) == tuple(range(1, 120, 2))
+    expected = [row for row in range(120) if float(task.dataset[row][0].sum()) > 8]
+    assert 0 < len(expected) < 120 and forget_rows("predicate=bright", task) == tuple(expected)
+
+
+@pytest.mark.parametrize(
+    "name, content, column",
+    [
+        ("ids.txt", "7\n# a comment\n\n 0-2  # three\n3\n", None),
+        ("ids.csv", "id,who\n7,a\n0,b\n1,c\n2,d\n3,e\n", None),
+        ("ids.csv", "who,row\na,7\nb,0\nc,1\nd,2\ne,3\n", "row"),
+        ("ids.csv", "row\n7\n0-2\n3\n", None),
+        ("ids.csv", "7\n0\n1\n2\n3\n", None),
+        ("ids.txt", "﻿7,0-3", None),
+    ],
+)
+def test_files_of_ids(name, content, column, task, tmp_path):
+    (tmp_path / name).write_text(content)
+    assert forget_rows(str(tmp_path / name), task, column) == (0, 1, 2, 3, 7)
+
+
+def test_arrays_of_ids_and_masks(task, tmp_path):
+    numpy.save(tmp_path / "ids.npy", numpy.array([7, 0, 3]))
+    mask = numpy.zeros(120, dtype=bool)
+    mask[[7, 0, 3]] = True
+    numpy.save(tmp_path / "mask.npy", mask)  # as cleanlab.filter.find_label_issues returns it
+    assert forget_rows(str(tmp_path / "ids.npy"), task) == forget_rows(str(tmp_path / "mask.npy"), task) == (0, 3, 7)
+
+
+@pytest.mark.parametrize(
+    "spec, told",
+    [
+        ("", "an empty text"),
+        ("120", "ids must be rows of the training data, 0 to 119; found 120"),
+        ("0-9999999999999999999999", "0 to 119"),
+        ("5-2", "a range must rise"),
+        ("1,2,1", "must name every sample once; found 1 more than once"),
+        ("0-5,3-8", "found 3, 4, 5 more than once"),
+        ("0-119", "must leave samples to keep"),
+        ("label=9", "label= must be a label of the training data; found 9"),
+        ("label=", "label= must be followed by whole numbers"),
+        ("label=cat", "label= must be followed by whole numbers"),
+        ("predicate=nothing", "must have a function of this name"),
+        ("predicate=raising", "predicate=raising must not raise; found KeyError: 'x', at sample 0"),
+        ("predicate=never", "must name at least one sample"),
+        ("predicate=always", "must leave samples to keep"),
+        ("no-such-file.txt", "there is no such file"),
+        ("user-17", "there is no such file"),
+    ],
+)
+def test_what_cannot_be_forgotten_is_told_on_one_line(spec, told, tmp_path):
+    more = "\ndef raising(sample):\n    raise KeyError('x')\ndef never(sample):\n    return 0\ndef always(sample):\n    return 1\n"
+    task = load_task(write_task(tmp_path, TASK + more))
+    with pytest.raises(InputError) as caught:
+        forget_rows(spec, task)
+    assert str(caught.value).startswith("forget: ") and told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, content, column, told",
+    [
+        ("ids.txt", "3\nuser-17\n", None, "entry 2: must be the id of a sample"),
+        ("ids.txt", "", None, "must name at least one sample"),
+        ("ids.txt", "-3", None, "must be the id of a sample"),
+        ("ids.txt", "1.5", None, "must be the id of a sample"),
+        ("ids.csv", "a,b\n1,2\n", None, "column: must name the column of"),
+        ("ids.csv", "a,b\n1,2\n", "c", "column: must be one column of"),
+        ("ids.csv", "a,id\n1\n", None, "line 2: must have a column id"),
+        ("ids.txt", "1\n", "id", "column: is for a .csv file"),
+        ("ids.npy", "not numpy", None, "must be a .npy file of numbers"),
+    ],
+)
+def test_files_that_do_not_hold_ids(name, content, column, told, task, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError) as caught:
+        forget_rows(str(tmp_path / name), task, column)
+    assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "array, told",
+    [
+        (numpy.zeros(40, dtype=bool), "a mask must have an entry per training sample, 120; found a mask of 40"),
+        (numpy.zeros(120, dtype=bool), "must name at least one sample"),
+        (numpy.ones(120, dtype=bool), "must leave samples to keep"),
+        (numpy.array([0.5]), "whole numbers or a boolean mask"),
+        (numpy.array([[1]]), "in one dimension"),
+        (numpy.array([-1]), "0 to 119; found -1"),
+        (numpy.array([3, 3]), "every sample once"),
+    ],
+)
+def test_arrays_that_do_not_fit(array, told, task, tmp_path):
+    numpy.save(tmp_path / "ids.npy", array)
+    with pytest.raises(InputError) as caught:
+        forget_rows(str(tmp_path / "ids.npy"), task)
+    assert told in str(caught.value)
+
+
+def test_a_pickle_in_an_array_is_not_run(task, tmp_path):
+    numpy.save(tmp_path / "ids.npy", numpy.array([{1: 2}], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError, match="no pickle"):
+        forget_rows(str(tmp_path / "ids.npy"), task)

@@ -1,0 +1,232 @@
+"""A request from end to end: what the folder holds, requests that add up, and bad input that changes nothing."""
+
+import json
+import os
+import re
+import shutil
+import stat
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from expunge.errors import InputError, MismatchError
+from expunge.requests.estimate import estimate
+from expunge.requests.ledger import read_ledger
+from expunge.requests.prepared import prepare
+from expunge.requests.request import fulfil
+from expunge.requests.settings import Settings, build_method
+from expunge.requests.verifying import verify
+from expunge.storage.folders import reserved
+from expunge.training import Constant, Tuning
+from tests.disks import small_disk
+from tests.requests.small import MASK, TASK, request, write_task
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_folder_holds_all_that_is_promised(tmp_path):
+    lines = []
+    receipt = fulfil(request(tmp_path), lines.append)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "weights.safetensors",
+        "patch.safetensors",
+        "edit.safetensors",
+        "settings.json",
+        "openings.json",
+        "log.txt",
+        "receipt.json",
+        "ledger.jsonl",
+        "result.json",
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"mytask.py", "model.safetensors", "out"}
+    assert all(finding.fits for finding in verify(tmp_path / "out" / "receipt.json"))
+    assert (receipt.number, receipt.forget, receipt.forgotten, receipt.samples) == (1, 10, 10, 120)
+    assert lines[0] == "forget 10 of 120 samples, by fisher-mask, on cpu" and all(
+        line in (tmp_path / "out" / "log.txt").read_text() for line in lines
+    )
+    after, before = load_file(tmp_path / "out" / "weights.safetensors"), load_file(tmp_path / "model.safetensors")
+    changed = sum(int((after[name] != before[name]).sum()) for name in before)
+    assert after.keys() == before.keys() and changed == round(0.1 * 144)  # of those outside the head
+    assert stat.S_IMODE(os.stat(tmp_path / "out" / "openings.json").st_mode) == 0o600
+
+
+def test_ids_are_in_one_private_file_alone(tmp_path):
+    write_task(tmp_path, TASK.replace("points(120, 1)", "points(20_000, 1)"))
+    fulfil(request(tmp_path, "19871,19872,19999"))
+    for name, content in contents(tmp_path / "out").items():
+        assert bool(re.search(rb"\b19871\b|\b19999\b", content)) == (name.name == "openings.json"), name
+
+
+ALL = sorted({*range(5), *range(2, 120, 4), 7, 9, 33})
+
+
+@pytest.mark.parametrize("order", [("0-4", "label=2", "7,9,33"), ("7,9,33", "0-4", "label=2"), ("label=2", "0-4,7,9,33")])
+def test_requests_in_any_order_end_in_the_weights_of_one_for_all(order, tmp_path):
+    receipts = [fulfil(request(tmp_path, forget, "several")) for forget in order]
+    together = fulfil(request(tmp_path, ",".join(map(str, ALL)), "one"))
+    assert receipts[-1].forgotten == together.forgotten == len(ALL)
+    assert receipts[-1].weights_after == together.weights_after != together.weights_before
+    assert (tmp_path / "several" / "weights.safetensors").read_bytes() == (tmp_path / "one" / "weights.safetensors").read_bytes()
+
+
+def test_each_request_has_its_line_and_its_receipt(tmp_path):
+    first = fulfil(request(tmp_path, "0-4"))
+    second = fulfil(request(tmp_path, "3-9"))
+    ledger = read_ledger((tmp_path / "out" / "ledger.jsonl").read_bytes())
+    assert [entry.samples for entry in ledger] == [5, 5] and [first.entry(), second.entry()] == [*ledger]
+    assert (tmp_path / "out" / "receipt-1.json").read_bytes() == first.content() and second.forgotten == 10
+
+
+def test_the_same_request_again_does_nothing(tmp_path):
+    first, lines = fulfil(request(tmp_path)), []
+    before = contents(tmp_path)
+    assert fulfil(request(tmp_path), lines.append) == first and contents(tmp_path) == before
+    assert lines == ["all 10 samples were forgotten before; nothing to do"]
+
+
+def test_without_a_method_one_is_chosen(tmp_path):
+    lines = []
+    receipt = fulfil(request(tmp_path, "label=1", settings=Settings(given=("epochs=12",), threads=1)), lines.append)
+    assert receipt.method.startswith("ResetAndDistil(") and "goal_met" in receipt.measured
+    assert any(line.startswith("chose ") for line in lines)
+    settings = json.loads((tmp_path / "out" / "settings.json").read_bytes())
+    assert settings["method"] == "choose" and settings["choice"]["method"] == receipt.method
+
+
+def test_what_examines_a_request_adds_files_and_measures(tmp_path):
+    def examine(made, folder):
+        (folder / "audit.json").write_text("{}")
+        return {"audit": {"verdict": "none", "changed": len(made.outcome.patch)}}
+
+    receipt = fulfil(request(tmp_path), examine=examine)
+    assert receipt.measured["audit"]["changed"] == 14 and "audit.json" in receipt.files
+    assert all(finding.fits for finding in verify(tmp_path / "out" / "receipt.json"))
+    fulfil(request(tmp_path, "50"), examine=examine)
+
+
+def test_a_dry_run_tells_and_writes_nothing(tmp_path):
+    asked = request(tmp_path)
+    before = contents(tmp_path)
+    lines = list(estimate(prepare(asked)))
+    assert contents(tmp_path) == before and not (tmp_path / "out").exists()
+    assert lines[1] == "forget: 10 of 120 samples (10 by this request), remain: 110" and any("disk: " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"forget": "120"}, "forget: ids must be rows"),
+        ({"forget": "0-119"}, "forget: must leave samples to keep"),
+        ({"settings": Settings("nonsense")}, "method: must be choose, one of fisher-mask"),
+        ({"settings": Settings("fisher-mask", ("ratio=2",))}, "ratio: must be in"),
+        ({"settings": Settings("fisher-mask", ("rate=2",))}, "set: must be settings of fisher-mask; it has granularity"),
+        ({"settings": Settings("fisher-mask", ("ratio",))}, "set: must be NAME=VALUE"),
+        ({"settings": Settings(device="cuda:99")}, "device: must be one that torch finds"),
+        ({"settings": Settings(batch_size=0)}, "batch_size: must be a whole number"),
+        ({"settings": Settings(threads=0)}, "threads: must be a whole number"),
+        ({"weights": "nowhere.safetensors"}, "weights: must be a file of weights"),
+        ({"sign": "nowhere.pem"}, "sign: "),
+    ],
+)
+def test_bad_input_is_one_line_and_changes_nothing(change, told, tmp_path):
+    asked = request(tmp_path)
+    fulfil(asked)
+    before = contents(tmp_path)
+    with pytest.raises(InputError) as caught:
+        fulfil(replace(asked, **{"forget": "20-22"} | change))
+    assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
+    assert contents(tmp_path) == before
+
+
+def test_samples_of_earlier_requests_and_all_others_are_refused(tmp_path):
+    fulfil(request(tmp_path, "0-9"))
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="all there are"):
+        fulfil(request(tmp_path, "10-119"))
+    assert contents(tmp_path) == before
+
+
+def test_samples_of_the_test_data_are_refused(tmp_path):
+    write_task(tmp_path, TASK.replace("return points(40, 2)", "return torch.utils.data.Subset(points(120, 1), range(30))"))
+    with pytest.raises(InputError, match="forget: must not name samples of the test data"):
+        fulfil(request(tmp_path, "20-40"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_weights_or_data_than_those_before_are_refused(tmp_path):
+    fulfil(request(tmp_path))
+    state = load_file(tmp_path / "model.safetensors")
+    save_file({name: value + 1 if value.is_floating_point() else value for name, value in state.items()}, tmp_path / "other.safetensors")
+    before = contents(tmp_path)
+    with pytest.raises(MismatchError, match="weights: must be the original ones"):
+        fulfil(replace(request(tmp_path, "50"), weights=tmp_path / "other.safetensors"))
+    with pytest.raises(MismatchError, match="weights: must be the original ones"):
+        fulfil(replace(request(tmp_path, "50"), weights=tmp_path / "out" / "weights.safetensors"))
+    assert contents(tmp_path) == before
+    write_task(tmp_path, TASK.replace("points(120, 1)", "points(120, 9)"))
+    with pytest.raises(MismatchError, match=r"task: train\(\) must return the data of the requests"):
+        fulfil(request(tmp_path, "50"))
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "patch.safetensors", "ledger.jsonl", "receipt.json", "openings.json", "log.txt"])
+def test_a_folder_that_was_tampered_with_is_refused(name, tmp_path):
+    fulfil(request(tmp_path))
+    path = tmp_path / "out" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="out: must be as `expunge unlearn` left it; found "):
+        fulfil(request(tmp_path, "50"))
+    assert contents(tmp_path) == before
+
+
+def test_strange_files_in_the_folder_are_refused(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("dear")
+    with pytest.raises(InputError, match="must be a folder that is new, empty"):
+        fulfil(request(tmp_path))
+    assert contents(tmp_path / "out") == {path.relative_to(tmp_path / "out"): b"dear" for path in [tmp_path / "out" / "thesis.txt"]}
+
+
+def test_two_requests_at_once_are_refused(tmp_path):
+    asked = request(tmp_path)
+    with reserved("out", tmp_path / "out", "requests"):
+        with pytest.raises(InputError, match="must not be in use"):
+            fulfil(asked)
+    fulfil(asked)
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    with small_disk(tmp_path, 160_000) as disk:
+        fulfil(request(tmp_path, "0-3", out="disk/out"))
+        before = contents(disk)
+        (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - 20_000))
+        with pytest.raises(OSError, match="No space left"):
+            fulfil(request(tmp_path, "9", out="disk/out"))
+        (disk / "ballast").unlink()
+        assert contents(disk) == before
+
+
+def test_the_recipe_says_how_to_train():
+    recipe = Tuning(Constant(0.3, epochs=20), batch_size=7)
+    assert build_method(Settings(), recipe).rate == 0.3
+    assert build_method(Settings("retrain"), recipe).tuning == recipe
+    tuned = build_method(Settings("finetune"), recipe).tuning
+    assert tuned.batch_size == 7 and tuned.schedule.epochs == 5 and tuned.schedule.rate(1) == 0.3
+    assert build_method(Settings("fisher-mask", ("tuning=None", "kind=expected")), recipe).tuning is None
+    assert build_method(replace(MASK, method="fisher-mask-released"), None).kind == "batch"
+
+
+def test_the_model_of_a_method_that_trains_is_undone_too(tmp_path):
+    from expunge.requests.undo import undo
+
+    receipt = fulfil(request(tmp_path, settings=Settings("finetune", threads=1)))
+    assert undo(tmp_path / "out", tmp_path / "back.safetensors") == receipt.weights_before
+    back, before = load_file(tmp_path / "back.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert back.keys() == before.keys()
+    assert all(torch.equal(back[name].reshape(-1).view(torch.uint8), before[name].reshape(-1).view(torch.uint8)) for name in before)

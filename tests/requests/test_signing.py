@@ -1,0 +1,58 @@
+"""Signatures of receipts; where the package cryptography is missing, one line says so."""
+
+import shutil
+import sys
+
+import pytest
+
+from expunge.errors import InputError
+from expunge.requests.request import fulfil
+from expunge.requests.verifying import verify
+from tests.requests.small import request
+
+
+def test_without_the_package_one_line_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
+    with pytest.raises(InputError, match=r"sign: needs the package cryptography: pip install 'expunge\[sign\]'"):
+        fulfil(request(tmp_path, sign=tmp_path / "key.pem"))
+    assert not (tmp_path / "out").exists()
+
+
+def write_keys(folder, kind):
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+    key = ed25519.Ed25519PrivateKey.generate() if kind == "ed25519" else ec.generate_private_key(ec.SECP256R1())
+    private = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    public = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    (folder / "key.pem").write_bytes(key.private_bytes(*private))
+    (folder / "key.pub").write_bytes(key.public_key().public_bytes(*public))
+
+
+def test_a_signature_holds_for_its_receipt_and_key_alone(tmp_path):
+    pytest.importorskip("cryptography")
+    write_keys(tmp_path, "ed25519")
+    fulfil(request(tmp_path, sign=tmp_path / "key.pem"))
+    out = tmp_path / "out"
+
+    def wrong(folder=out):
+        return [finding.line for finding in verify(folder / "receipt.json", key=tmp_path / "key.pub") if not finding.fits]
+
+    assert wrong() == [] and (out / "receipt.sig").stat().st_size == 64
+    fulfil(request(tmp_path, "50", out="unsigned"))
+    assert wrong(tmp_path / "unsigned") == ["receipt.sig: is missing"]
+    shutil.copy(out / "receipt.sig", tmp_path / "unsigned")
+    assert wrong(tmp_path / "unsigned") == ["receipt.sig: is no signature of receipt.json by this key"]
+    write_keys(tmp_path, "ed25519")
+    assert wrong() == ["receipt.sig: is no signature of receipt.json by this key"]
+
+
+@pytest.mark.parametrize("kind", ["ec", "nonsense"])
+def test_other_keys_are_refused_before_the_work(kind, tmp_path):
+    pytest.importorskip("cryptography")
+    write_keys(tmp_path, "ec")
+    if kind == "nonsense":
+        (tmp_path / "key.pem").write_text("nonsense")
+    with pytest.raises(InputError, match="sign: must be a file with an Ed25519 private key in PEM"):
+        fulfil(request(tmp_path, sign=tmp_path / "key.pem"))
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,118 @@
+"""Weights of a user's file: loaded whole or not at all, no code run, tied weights and adapters as they are."""
+
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from expunge.errors import InputError, MismatchError
+from expunge.requests.weights import digest_of, load_saved, load_weights, save_weights, shared_names, weights_of
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.out.weight = self.embedding.weight
+
+
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a.pth"])
+def test_weights_are_those_of_the_file(name, tmp_path):
+    source, target = network(), network()
+    (save_file if name.endswith("safetensors") else torch.save)(source.state_dict(), tmp_path / name)
+    assert load_weights(tmp_path / name, target) == tuple(source.state_dict())
+    assert all(torch.equal(value, source.state_dict()[key]) for key, value in target.state_dict().items())
+
+
+def test_what_is_saved_is_a_plain_state_dict(tmp_path):
+    model = Tied()
+    save_weights(tmp_path / "w.safetensors", weights_of(model, model.state_dict()), shared_names(model))
+    other = Tied()
+    other.load_state_dict(load_file(tmp_path / "w.safetensors"))
+    assert torch.equal(other.out.weight, model.out.weight)
+    tensors, shared = load_saved(tmp_path / "w.safetensors")
+    assert shared == {"out.weight": "embedding.weight"}
+    assert digest_of(tensors, shared) == digest_of({"embedding.weight": tensors["out.weight"]}, shared)
+
+
+@pytest.mark.parametrize("name", ["embedding.weight", "out.weight"])
+def test_tied_weights_may_be_stored_once(name, tmp_path):
+    save_file({name: torch.ones(5, 3)}, tmp_path / "w.safetensors")
+    model = Tied()
+    assert load_weights(tmp_path / "w.safetensors", model) == ("embedding.weight", "out.weight")
+    assert model.embedding.weight.eq(1).all()
+
+
+def test_tied_weights_of_two_values_are_refused(tmp_path):
+    save_file({"embedding.weight": torch.ones(5, 3), "out.weight": torch.zeros(5, 3)}, tmp_path / "w.safetensors")
+    with pytest.raises(MismatchError, match="which the model has as one"):
+        load_weights(tmp_path / "w.safetensors", Tied())
+
+
+def test_a_file_of_what_is_trained_leaves_frozen_weights_as_they_are(tmp_path):
+    model = network()
+    model[0].requires_grad_(False)
+    frozen = model[0].weight.clone()
+    parts = {name: value + 1 for name, value in model.state_dict().items() if not name.startswith("0.")}
+    save_file(parts, tmp_path / "w.safetensors")
+    assert load_weights(tmp_path / "w.safetensors", model) == tuple(parts)
+    assert torch.equal(model[0].weight, frozen) and torch.equal(model[2].bias, parts["2.bias"])
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (lambda state: state.pop("2.weight"), "only the model has 2.weight"),
+        (lambda state: state.update(more=torch.ones(1)), "only the file has more"),
+        (lambda state: state.update({"2.bias": torch.ones(3)}), r"holds 2.bias as \(3,\)"),
+        (lambda state: state.update({"2.bias": torch.ones(2).double()}), "float64; the model has it as"),
+    ],
+)
+def test_weights_of_another_model_change_nothing(change, told, tmp_path):
+    model, state = network(), network().state_dict()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    change(state)
+    save_file(state, tmp_path / "w.safetensors")
+    with pytest.raises(MismatchError, match=told):
+        load_weights(tmp_path / "w.safetensors", model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Evil:
+    def __reduce__(self):
+        return (open, ("/tmp/expunge-was-here", "w"))
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("w.safetensors", b"nonsense"),
+        ("w.safetensors", b""),
+        ("w.pt", b"nonsense"),
+        ("w.pt", pickle.dumps(Evil())),
+        ("w.bin", b""),
+    ],
+)
+def test_files_that_are_no_weights_are_refused(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_weights(tmp_path / name, network())
+    assert str(caught.value).startswith("weights: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [network, lambda: {"epoch": 3}, lambda: [torch.ones(1)]])
+def test_a_pickle_of_anything_but_tensors_is_refused(content, tmp_path):
+    torch.save(content(), tmp_path / "w.pt")
+    with pytest.raises(InputError, match="weights: must hold"):
+        load_weights(tmp_path / "w.pt", network())
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InputError, match="must be a file of weights"):
+        load_weights(tmp_path / "w.safetensors", network())
