@@ -131,7 +131,7 @@ def test_zeros_at_first_show_nothing(cuts):
     assert reference.worst_error(totals, reference.absolute_gradients(model, x, 2)) <= 1e-10
 
 
-class Centred(nn.Linear):
+class Shifted(nn.Linear):
     def forward(self, x):
         return super().forward(x - x.mean(0))
 
@@ -140,4 +140,4 @@ def test_a_coupling_that_the_first_samples_hide_is_refused():
     x = torch.randn(20, 5).double()
     x[:10] = 0
     with pytest.raises(ModelError, match="changes with the rest of its batch"):
-        fisher.absolute_values.absolute(Centred(5, 4).double(), [(part, torch.zeros(10).long()) for part in x.split(10)], SIZES[2])
+        fisher.absolute_values.absolute(Shifted(5, 4).double(), [(part, torch.zeros(10).long()) for part in x.split(10)], SIZES[2])
