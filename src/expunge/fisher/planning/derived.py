@@ -115,8 +115,14 @@ class Derived:
     def _spreads(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether it meets a constant that has rows for the samples already, such as a mask repeated for each."""
         places: dict[int | str, Any] = dict(enumerate(args)) | kwargs
-        own = [place for place, value in places.items() if isinstance(value, Tensor) and id(value) in self._made]
-        return any(_alignment(function, places, place)[1] > 1 for place in own)
+        own = {
+            place for place, value in places.items() if isinstance(value, Tensor) and (id(value) in self._made or self._parameter(value))
+        }
+        for place in own:
+            rows = _alignment(function, {key: value for key, value in places.items() if key == place or key not in own}, place)[1]
+            if rows > 1 and rows % self.samples == 0:
+                return True
+        return False
 
     def _parameter(self, tensor: Tensor) -> frozenset[str]:
         name = self.names.get(id(tensor))
@@ -149,7 +155,7 @@ def _has_a_way(function: Any, args: tuple[Any, ...], samples: int) -> bool:
 def _alignment(function: Any, places: Mapping[int | str, Any], place: int | str) -> tuple[tuple[int, ...] | None, int]:
     """The tensor's shape with a first dimension of 1 where the operation broadcasts it, and the number of rows of what it meets."""
     label, made = getattr(function, "__name__", ""), places[place]
-    if label in ELEMENTWISE and len(places) == 2:
+    if label in ELEMENTWISE and len(places) <= 2:
         others = [value for key, value in places.items() if key != place]
     elif label == "where" and place in (1, 2):
         others = [value for key, value in places.items() if key != place]

@@ -1,0 +1,146 @@
+"""Parameters with several uses, and tensors made of parameters alone, equal the definition; what has no closed form falls back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from expunge import fisher
+from expunge.fisher.closed_forms.padding import Active
+from tests import reference
+
+SAMPLES, LENGTH, WIDTH = 6, 5, 4
+
+
+class Words(nn.Module):
+    """Token numbers in, three classes out, through one method of a subclass."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, WIDTH, padding_idx=0), nn.Linear(WIDTH, 3)
+        self.extra()
+
+    def forward(self, ids):
+        return self.head(self.mixed(self.table(ids), ids).mean(1))
+
+
+class Scaled(Words):
+    def extra(self):
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def mixed(self, x, ids):
+        return torch.tanh(x) * self.scale.exp()
+
+
+class Biased(Words):
+    """A relative position bias, looked up by a buffer, turned, and added to the scores of every layer."""
+
+    def extra(self):
+        self.bias = nn.Parameter(torch.randn(2 * LENGTH - 1, 2))
+        self.register_buffer("places", (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).add(LENGTH - 1))
+
+    def mixed(self, x, ids):
+        bias = self.bias[self.places].permute(2, 0, 1)[None]
+        for _ in range(2):
+            heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+            x = functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias).transpose(1, 2).flatten(2)
+        return x
+
+
+class Windowed(Biased):
+    """Windows folded into the samples' dimension, with a mask repeated for each sample."""
+
+    def mixed(self, x, ids):
+        folded = torch.stack([x, x.flip(1)], 1).flatten(0, 1)
+        mask = torch.zeros(2, 1, LENGTH, LENGTH).index_fill(3, torch.tensor([0]), -1.0).to(x)
+        bias = self.bias[self.places].permute(2, 0, 1)[None] + mask.repeat(len(x), 1, 1, 1)
+        heads = folded.unflatten(-1, (2, -1)).transpose(1, 2)
+        mixed = functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias).transpose(1, 2).flatten(2)
+        return mixed.unflatten(0, (len(x), 2)).sum(1)
+
+
+class Again(Words):
+    """A layer and a norm called three times."""
+
+    def extra(self):
+        self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def mixed(self, x, ids):
+        for _ in range(3):
+            x = torch.tanh(self.norm(self.layer(x)))
+        return x
+
+
+class Tied(Words):
+    """Scores of all words by the table itself, which also looks up the words backwards."""
+
+    def extra(self):
+        self.back = nn.Linear(9, WIDTH)
+
+    def mixed(self, x, ids):
+        return self.back(functional.linear(x + self.table(ids.flip(1)), self.table.weight))
+
+
+class OneMatrix(Words):
+    """A matrix used as it is and transposed."""
+
+    def extra(self):
+        self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def mixed(self, x, ids):
+        return torch.tanh(functional.linear(torch.tanh(x @ self.matrix), self.matrix))
+
+
+class Made(Words):
+    """A weight made of another: it meets the data in a matrix product."""
+
+    def extra(self):
+        self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH))
+
+    def mixed(self, x, ids):
+        return functional.linear(x, self.matrix.exp() / self.matrix.exp().sum())
+
+
+CLOSED = {"scaled": Scaled, "biased": Biased, "windowed": Windowed, "again": Again, "tied": Tied, "one matrix": OneMatrix}
+
+
+def example(kind):
+    torch.manual_seed(1)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 9, (SAMPLES, LENGTH), generator=generator)
+    return kind().double(), (ids, torch.randint(3, (SAMPLES,), generator=generator))
+
+
+@pytest.mark.parametrize("kind", ["empirical", "expected"])
+@pytest.mark.parametrize("name", CLOSED)
+def test_equal_the_definition_by_closed_forms(name, kind):
+    model, batch = example(CLOSED[name])
+    assert fisher.plan(model, batch).slow == 0, fisher.plan(model, batch)
+    expected = reference.fisher(model, batch, kind)
+    for sizes in ([6], [2, 4], [1, 5]):
+        parts = list(zip(*(part.split(sizes) for part in batch), strict=True))
+        assert reference.worst_error(fisher.diagonal(model, parts, kind=kind).sums, expected) <= 1e-10, sizes
+
+
+def test_a_weight_made_of_another_falls_back_and_says_so():
+    model, batch = example(Made)
+    plan = fisher.plan(model, batch)
+    assert plan["matrix"].way in ("torch.func", "loop") and plan["matrix"].reason == "made into another weight"
+    assert plan["head.weight"].way == "closed form"
+    assert reference.worst_error(fisher.diagonal(model, [batch]).sums, reference.fisher(model, batch)) <= 1e-10
+
+
+def test_rows_without_gradient_are_left_out_wherever_they_are():
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(8, 20, 40, generator=generator)
+    gradients[3] = 0
+    gradients[:, 11:] = 0
+    gradients[5, 2:4] = 0
+    gradients[6, 0] = float("nan")
+    active = Active.of(gradients)
+    assert active.counts == [11, 11, 11, 0, 11, 9, 11, 11] and len(active.rows) == 75
+    whole = active.put_back(active.taken(gradients), gradients.shape)
+    assert torch.equal(whole.nan_to_num(7), gradients.nan_to_num(7))
+    assert Active.of(torch.randn(8, 20, 40, generator=generator)) is None
