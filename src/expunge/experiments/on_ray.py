@@ -25,7 +25,7 @@ NEEDED = "'ray' must be installed: pip install 'expunge[ray]'"
 
 
 def run_on_ray(work: Work, say: Callable[[str], None], starting: Callable[[str], None] | None = None) -> int:
-    """Do what is not done; return the number of tasks that broke. The cluster: that of RAY_ADDRESS or of this machine, or a new one here."""
+    """Do what is not done; return the number of tasks that broke. The cluster: RAY_ADDRESS, that of this machine, or a new one here."""
     try:
         import ray
     except ImportError as error:
