@@ -35,7 +35,10 @@ def started(folder, forget):
 
 
 def ended(folder, forget):
-    process = started(folder, forget)
+    finished(started(folder, forget))
+
+
+def finished(process):
     _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, told
 
@@ -49,12 +52,12 @@ def test_killed_at_any_moment_nothing_is_lost_or_half_written(tmp_path):
     request(tmp_path)
     begun = time.monotonic()
     ended(tmp_path, requests[0])
-    usual, generator, kills, finished, rounds = time.monotonic() - begun, random.Random(0), 0, 1, 0
+    usual, generator, kills, done, rounds = time.monotonic() - begun, random.Random(0), 0, 1, 0
     out = tmp_path / "out"
     while kills < KILLS:
         rounds += 1
         assert rounds < 10 * KILLS
-        process = started(tmp_path, requests[min(finished, 2)])
+        process = started(tmp_path, requests[min(done, 2)])
         if rounds % 2:
             time.sleep(generator.uniform(0.6, 1.1) * usual)
         else:  # when it has begun to write
@@ -69,16 +72,16 @@ def test_killed_at_any_moment_nothing_is_lost_or_half_written(tmp_path):
         # What is there is whole: the last request's, or the next one's. Only the recovery of the next command may put it back in place.
         if out.exists():
             assert list(misfits(out)) == []
-            assert (number := receipt_at(out / "receipt.json").number) in (finished, finished + 1)
-            finished = max(finished, number) if finished < 3 else 3
-        if finished == 3:
+            assert (number := receipt_at(out / "receipt.json").number) in (done, done + 1)
+            done = max(done, number) if done < 3 else 3
+        if done == 3:
             ended(tmp_path, requests[2])
             assert receipt_at(out / "receipt.json").weights_after == expected[2]
             for path in sorted(out.iterdir()):
                 path.unlink()
             out.rmdir()
             ended(tmp_path, requests[0])
-            finished = 1
+            done = 1
     for forget in requests:
         ended(tmp_path, forget)
     assert receipt_at(out / "receipt.json").weights_after == expected[2] and list(misfits(out)) == []
@@ -105,8 +108,7 @@ def test_a_store_that_is_killed_while_it_is_built_is_built_to_the_bit(tmp_path):
     def contents(name):
         return {path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir()) if path.name != ".lock"}
 
-    process = run(tmp_path, *build, "whole")
-    assert process.wait(PATIENCE) == 0
+    finished(run(tmp_path, *build, "whole"))
     generator = random.Random(0)
     for _ in range(max(4, KILLS // 4)):
         process, before, wanted = run(tmp_path, *build, "store"), written(tmp_path), generator.randrange(1, 8)
@@ -115,6 +117,5 @@ def test_a_store_that_is_killed_while_it_is_built_is_built_to_the_bit(tmp_path):
             wanted, before = wanted - (now != before), now
         process.kill()
         process.communicate(timeout=PATIENCE)
-    process = run(tmp_path, *build, "store")
-    assert process.wait(PATIENCE) == 0
+    finished(run(tmp_path, *build, "store"))
     assert contents("store") == contents("whole")
