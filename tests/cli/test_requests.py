@@ -1,11 +1,12 @@
 """The commands for one's own model: what they print, how they end."""
 
+import json
 import os
 
 import pytest
 
 from expunge.cli import commands as cli
-from tests.requests.small import TASK, request, write_task
+from tests.requests.small import TASK, request, write_task, write_weights
 
 
 @pytest.fixture
@@ -116,3 +117,54 @@ def test_mistakes_about_stores_are_one_line_and_change_nothing(arguments, line, 
     before = sorted(os.listdir(here))
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err.startswith(line) and sorted(os.listdir(here)) == before
+
+
+LARGER = TASK.replace("points(120, 1)", "points(400, 1)").replace("points(40, 2)", "points(200, 2)")
+
+
+@pytest.fixture
+def larger(tmp_path, monkeypatch):
+    """With enough samples for an audit."""
+    write_task(tmp_path, LARGER)
+    write_weights(tmp_path, LARGER)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_request_is_audited_and_its_receipt_covers_the_audit(larger, capsys):
+    asked = ["unlearn", *MASKED, "--forget", "label=2", "--threads", "1"]
+    assert cli.main([*asked, "--quiet"]) == 0
+    receipt = json.loads((larger / "out/receipt.json").read_bytes())
+    assert receipt["measured"]["audit"]["verdict"]["word"] in ("cannot tell", "partly", "cosmetic", "damaged")  # none was retrained
+    assert {"audit.json", "audit.html", "model-card.md"} <= {*receipt["files"]}
+    capsys.readouterr()
+    assert cli.main(["verify", "out/receipt.json", "--task", "mytask.py"]) == 0
+    page = larger / "out/audit.html"
+    page.write_text(page.read_text() + " ")
+    assert cli.main(["verify", "out/receipt.json"]) == 1
+    assert "DOES NOT FIT: audit.html" in capsys.readouterr().out
+    found = ["audit", "--task", "mytask.py", "--before", "model.safetensors", "--after", "out/weights.safetensors", "--forget", "label=2"]
+    assert cli.main([*found, "--retrained", "model.safetensors", "--out", "audit", "--quiet"]) == 0
+    told = capsys.readouterr()
+    assert "seems to have been trained on the forget data" in told.err  # w* is no retrained network
+    own = json.loads((larger / "out/audit.json").read_bytes())["measures"]
+    assert [part["after"] for part in json.loads((larger / "audit/result.json").read_bytes())["audit"]["measures"]] == [
+        part["after"] for part in own
+    ]
+
+
+def test_a_request_too_small_for_an_audit_says_so(here, capsys):
+    assert cli.main(["unlearn", *MASKED, "--forget", "0-3"]) == 0
+    assert "no audit was made: forget: must hold 20 samples or more" in capsys.readouterr().err
+    receipt = json.loads((here / "out/receipt.json").read_bytes())
+    assert receipt["measured"]["audit"]["verdict"] is None and "20 samples" in receipt["measured"]["audit"]["why"]
+
+
+def test_what_the_audit_needs_is_checked_before_anything_is_done(here, capsys):
+    for more, line in (
+        (["--retrained", "nothing.safetensors"], "expunge: retrained: "),
+        (["--no-audit", "--retrained", "model.safetensors"], "expunge: retrained: is for the audit"),
+    ):
+        assert cli.main(["unlearn", *MASKED, "--forget", "0-3", *more]) == 2
+        assert capsys.readouterr().err.startswith(line)
+        assert not (here / "out").exists()

@@ -95,12 +95,12 @@ def test_noise_follows_the_samples():
 
 
 def test_own_distribution_needs_one_row_of_logits_a_sample():
-    model, x = nn.Conv1d(2, 3, 1), torch.randn(4, 2, 5)
+    model, batch = nn.Sequential(nn.Linear(5, 1), nn.Flatten(0)), (torch.randn(4, 5), torch.zeros(4, dtype=torch.int64))
     for kind in ("expected", "sampled"):
-        with pytest.raises(InputError, match=r"logits of shape \(N, K\)"):
-            diagonal(model, [(x, torch.zeros(4, 5, dtype=torch.int64))], kind=kind)
+        with pytest.raises(InputError, match=r"logits of shape \(N, K, \.\.\.\).*found \(4,\)"):
+            diagonal(model, [batch], kind=kind)
     with pytest.raises(InputError, match="draws: must be a whole number of at least 1; found 0"):
-        diagonal(model, [(x, torch.zeros(4, 5, dtype=torch.int64))], kind="sampled", draws=0)
+        diagonal(model, [batch], kind="sampled", draws=0)
 
 
 @pytest.fixture(scope="module")

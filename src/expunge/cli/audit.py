@@ -19,14 +19,16 @@ PARTS = "parts"  # in the folder: what is finished, by digest
 @dataclass(frozen=True)
 class Audit:
     """Say whether a network still knows what it was to forget, how sure that is, and what cannot be said. The same command resumes after a
-    stop. Networks are files of `expunge train` or of `save_network`."""
+    stop. Networks are files of `expunge train` or of `save_network`; with a task file, weights of the model it has."""
 
     before: str
     """The original network, a safetensors file."""
     after: str
     """The network that was to forget."""
     forget: str
-    """What: label=3, label=3,5, or rows=FILE with the numbers of training samples, one per line."""
+    """What: label=3, label=3,5, or rows=FILE with the numbers of training samples, one per line; with a task as in `expunge unlearn`."""
+    task: str | None = None
+    """Your Python file with model(), train(), test(), instead of a dataset."""
     retrained: tuple[str, ...] = ()
     """Networks trained without the forget data, best five or more."""
     never_trained: tuple[str, ...] = ()
@@ -57,7 +59,10 @@ def run_audit(options: Audit) -> int:
         from expunge.audit.keeping import Folder
         from expunge.audit.policy import load_policy
         from expunge.audit.settings import Settings
+        from expunge.data.objective import Objective
         from expunge.report.audit_files import check_owner, write_audit
+        from expunge.report.request_audit import of_task
+        from expunge.requests.task import load_task
         from expunge.runtime.modes import device_named, one_thread
         from expunge.storage.locks import lock_all
         from expunge.vision.zoo import load_network
@@ -66,16 +71,19 @@ def run_audit(options: Audit) -> int:
     check_owner(options.out)
     policy = load_policy() if options.policy is None else load_policy(options.policy)
     device = device_named(options.device)
+    task = None if options.task is None else load_task(options.task)
 
     def networks(argument: str, *paths: str) -> list[Any]:
+        if task is not None:
+            return [of_task(task, path, argument, device) for path in paths]
         return [_named(argument, lambda path=path: load_network(path, device)) for path in paths]
 
     before, after = networks("before", options.before)[0], networks("after", options.after)[0]
     retrained, out = networks("retrained", *options.retrained), networks("never_trained", *options.never_trained)
-    forget, remain, test = _sets(options, device)
+    forget, remain, test = _sets(options, device) if task is None else _sets_of_task(options, task)
     settings = Settings() if options.relearn else replace(Settings(), rounds=0)
     # For pictures as small as the digits threads only wait for each other.
-    threads = one_thread() if options.dataset == "digits" else nullcontext()
+    threads = one_thread() if options.dataset == "digits" and task is None else nullcontext()
     with lock_all("out", options.out, ["audit"]), threads, warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", UncheckedWarning)
         keep, shown = Folder(Path(options.out) / PARTS), not options.quiet
@@ -87,6 +95,7 @@ def run_audit(options: Audit) -> int:
             test,
             retrained,
             out,
+            objective=Objective() if task is None else task.objective,
             settings=settings,
             policy=policy,
             done=options.done,
@@ -116,6 +125,16 @@ def _sets(options: Audit, device: Any) -> tuple[Any, Any, Any]:
     else:
         raise InputError("forget", "must be label=NUMBER (several with commas) or rows=FILE", options.forget)
     return scenario.forget, scenario.remain, images.test
+
+
+def _sets_of_task(options: Audit, task: Any) -> tuple[Any, Any, Any]:
+    import torch
+
+    from expunge.requests.forget_sets import forget_rows
+
+    rows = torch.zeros(task.rows.samples, dtype=torch.bool)
+    rows[list(forget_rows(options.forget, task))] = True
+    return task.rows.at(rows.nonzero().flatten(), True), task.rows.at((~rows).nonzero().flatten(), False), task.test
 
 
 def _named(argument: str, make: Any) -> Any:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from expunge.errors import InputError
 from expunge.runtime.exits import on_one_line, uninterrupted
 from expunge.storage.files import check_file, check_folder
 
 
 @dataclass(frozen=True)
 class Unlearn:
-    """Make a model of your own forget samples: new weights, a patch that leads back, a receipt and a ledger, in a folder. A later request
-    in the same folder adds its samples to those before. The same command goes on after a stop."""
+    """Make a model of your own forget samples: new weights, a patch that leads back, an audit, a receipt and a ledger, in a folder.
+    A later request in the same folder adds its samples to those before. The same command goes on after a stop."""
 
     task: str
     """Your Python file with model(), train(), test(); it may have objective(), validation(), recipe()."""
@@ -36,6 +39,10 @@ class Unlearn:
     """Of the CPU; without it as torch has it. The receipt notes how many: the weights are the same to the bit for that number."""
     sums: str | None = None
     """A store that `expunge fisher build` made: fisher-mask then makes a pass over the samples to forget alone."""
+    audit: bool = True
+    """Audit the new weights: a page, numbers, and the verdict in the receipt."""
+    retrained: tuple[str, ...] = ()
+    """Weights trained without these samples, for the audit, best five or more: without any it can convict, but not clear."""
     sign: str | None = None
     """A private Ed25519 key, PEM, to sign the receipt with."""
     dry_run: bool = False
@@ -117,13 +124,29 @@ def run_unlearn(options: Unlearn) -> None:
             print(on_one_line(line), flush=True)
         print(f"nothing was written; without --dry-run the result is in {options.out}/")
         return
+    say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
     try:
-        receipt = fulfil(request, (lambda line: None) if options.quiet else _say, progress=False if options.quiet else None)
+        receipt = fulfil(request, say, progress, _examine(options, say, progress))
     except KeyboardInterrupt:
         print(f"Nothing was changed in {options.out}/; the same command begins again.", file=sys.stderr)
         raise
     print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
-    print(f"Weights, patch, receipt and ledger: {options.out}/")
+    print(f"Weights, patch, {'audit, ' if options.audit else ''}receipt and ledger: {options.out}/")
+
+
+def _examine(options: Unlearn, say: Callable[[str], None], progress: bool | None) -> Any:
+    """The audit, with retrained networks that were read before anything is done."""
+    if not options.audit:
+        if options.retrained:
+            raise InputError("retrained", "is for the audit, which --no-audit leaves out", options.retrained[0])
+        return None
+    from expunge.report.request_audit import auditing, of_task
+    from expunge.requests.task import load_task
+    from expunge.runtime.modes import device_named
+
+    device = device_named(options.device)
+    networks = [of_task(load_task(options.task), path, "retrained", device) for path in options.retrained]
+    return auditing(networks, say, progress)
 
 
 def run_undo(options: Undo) -> None:

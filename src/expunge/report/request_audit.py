@@ -1,0 +1,72 @@
+"""Audit what a deletion request made, and add the page and the numbers to its folder."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from expunge.audit.auditing import audit
+from expunge.audit.report import CARD
+from expunge.audit.settings import Settings
+from expunge.errors import ExpungeError, InputError
+from expunge.report.audit_files import PAGE
+from expunge.report.audit_page import audit_page
+from expunge.requests.task import Task
+from expunge.requests.weights import load_weights
+from expunge.requests.writing import Made
+from expunge.storage.codec import encode
+from expunge.storage.files import write_bytes, write_json
+
+NUMBERS = "audit.json"
+
+
+def of_task(task: Task, path: str, argument: str, device: Any) -> nn.Module:
+    """A network of the task's with the weights of a file, apart from the task's own."""
+    network = copy.deepcopy(task.model)
+    try:
+        load_weights(path, network)
+    except InputError as error:
+        raise InputError(argument, error.rule, error.found) from error
+    return network.to(device)
+
+
+def auditing(
+    retrained: Sequence[nn.Module] = (), say: Callable[[str], None] = lambda line: None, progress: bool | None = None
+) -> Callable[[Made, Path], Mapping[str, Any]]:
+    """What `requests.fulfil` takes as `examine`: the audit, its page, and its verdict with the reasons for the receipt.
+
+    Where no audit can be made, as with fewer than 20 samples, the receipt says why; the request stands.
+    """
+
+    def examine(made: Made, folder: Path) -> Mapping[str, Any]:
+        prepared, task = made.prepared, made.prepared.task
+        done = f"`expunge unlearn`, {made.outcome.method if isinstance(made.outcome.method, str) else repr(made.outcome.method)}"
+        settings = Settings(batch_size=prepared.settings.batch_size)
+        try:
+            found = audit(
+                prepared.model,
+                made.outcome.model,
+                prepared.forget,
+                prepared.remain,
+                task.test,
+                retrained,
+                objective=task.objective,
+                settings=settings,
+                done=done,
+                progress=progress,
+            )
+        except ExpungeError as error:
+            say(f"no audit was made: {error}")
+            return {"audit": {"verdict": None, "why": str(error)}}
+        write_json(folder / NUMBERS, encode(found))
+        write_bytes(folder / PAGE, audit_page(found).encode(errors="replace"))
+        write_bytes(folder / CARD, found.markdown().encode())
+        for line in str(found).splitlines():
+            say(line)
+        return {"audit": {"verdict": encode(found.verdict), "retrained": found.retrained}}
+
+    return examine
