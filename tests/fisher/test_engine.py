@@ -13,8 +13,8 @@ from expunge.data.batches import Batches
 from expunge.data.objective import Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import diagonal
+from expunge.fisher.borrowing import undisturbed
 from expunge.fisher.closed_forms import tf32
-from expunge.fisher.engine import undisturbed
 from expunge.fisher.planning.survey import survey
 from tests import reference
 from tests.fisher.cases import CLASSES, MODELS, build

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from expunge.data.objective import Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import diagonal
-from expunge.fisher.engine import undisturbed
+from expunge.fisher.borrowing import undisturbed
 from expunge.fisher.planning.survey import survey
 from tests import reference
 

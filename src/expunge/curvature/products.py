@@ -25,7 +25,7 @@ from expunge.data.batches import Data, as_batches, batch_size, device_of, first_
 from expunge.data.calling import error_summary
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
-from expunge.fisher.engine import undisturbed
+from expunge.fisher.borrowing import undisturbed
 from expunge.model.checks import check_module
 from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.runtime.modes import hooked

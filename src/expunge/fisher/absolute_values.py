@@ -11,10 +11,10 @@ from expunge.data.batches import Data, as_batches, batch_size, device_of, take, 
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import engine, kinds
+from expunge.fisher.borrowing import undisturbed
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient
-from expunge.fisher.engine import undisturbed
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.survey import Plan, survey_without_closed_forms
 from expunge.fisher.samples import Squares, batched, fresh, looped

@@ -15,7 +15,8 @@ from expunge.data.chunks import BATCHES, Chunks, cut
 from expunge.data.classes import check_class_logits
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import naming
-from expunge.fisher.engine import KINDS, MAX_DRAWS, diagonal, wanted_parameters
+from expunge.fisher.borrowing import wanted_parameters
+from expunge.fisher.engine import KINDS, MAX_DRAWS, diagonal
 from expunge.fisher.naming import objective_name
 from expunge.fisher.sums import FisherSums
 from expunge.model.copying import unwrapped

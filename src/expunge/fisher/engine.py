@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from expunge.data.tokens import of_tokens
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
+from expunge.fisher.borrowing import undisturbed, wanted_parameters
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.comparing import Kept
@@ -29,9 +29,9 @@ from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
-from expunge.model.checks import check_batch, check_model, check_module, check_names
+from expunge.model.checks import check_batch
 from expunge.runtime.cuda_graphs import GraphedStep, Result
-from expunge.runtime.modes import hooked, in_mode, safe_norms, seeded, unchanged
+from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
 from expunge.storage.tensors import weights_digest
@@ -39,7 +39,7 @@ from expunge.validate import check_choice, check_whole
 
 # Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.
 Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int]], Pass]
-CONFIRMED_ON = ("cpu",)  # elsewhere the survey of the first batch decides alone, as long as the checks have not been run there
+CONFIRMED_ON = ("cpu",)  # on a GPU the check is right (test_cuda_confirmed.py), but takes many times the pass itself
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
@@ -78,9 +78,8 @@ def diagonal(
     check_whole("seed", seed, minimum=0)
     objective = Objective() if objective is None else objective
     check_objective(objective)
-    if kind != "empirical" and not (
-        of_tokens(objective) and kind != "batch"
-    ):  # the others do not ask the losses, but take the softmax of the logits for the model's distribution
+    # The others do not ask the losses, but take the softmax of the logits for the model's distribution.
+    if kind != "empirical" and (kind == "batch" or not of_tokens(objective)):
         check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
     chosen = wanted_parameters(model, parameters)
     check_whole("batch_size", batch_size, minimum=1)
@@ -341,40 +340,3 @@ def _kept(batch: Batch, rows: Tensor, result: Pass, slot: int, turn: int | None)
 def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:
     """The same step, as a CUDA graph from the second batch of a shape on: launching kernels from Python takes longer than running them."""
     return GraphedStep(step, warm=1, lasting=False)
-
-
-@contextmanager
-def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Put the model in eval mode, with gradients for these parameters alone. Afterwards everything is as it was, also after an error."""
-    states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
-    chosen = {id(value) for value in parameters.values()}
-    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model), safe_norms(model):
-        try:
-            for value, _, _ in states:
-                value.grad = None
-                value.requires_grad_(id(value) in chosen)
-            yield
-        finally:
-            for value, flag, gradient in states:
-                value.requires_grad_(flag)
-                value.grad = gradient
-
-
-def wanted_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
-    """The parameters of these names, checked; None: all that require a gradient."""
-    check_module(model)
-    named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    strange = [name for name, value in (named | buffers).items() if value.is_inference() or (name in named and value.is_complex())]
-    if strange:
-        raise ModelError(f"parameters must be real, and not made under torch.inference_mode; found {strange[0]}")
-    check_model(model)
-    if names is None:
-        chosen = {name: value for name, value in named.items() if value.requires_grad}
-    else:
-        asked = check_names("parameters", names)
-        if unknown := [name for name in asked if name not in named]:
-            raise InputError("parameters", "must be names of the model's parameters", unknown[:4])
-        chosen = {name: named[name] for name in asked}
-    if not chosen:
-        raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
-    return chosen

@@ -9,7 +9,7 @@ from torch import nn
 from expunge.data.batches import batch_size, device_of, to_device
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError
-from expunge.fisher.engine import undisturbed, wanted_parameters
+from expunge.fisher.borrowing import undisturbed, wanted_parameters
 from expunge.fisher.planning.description import FisherPlan, described
 from expunge.fisher.planning.survey import survey
 from expunge.model.checks import check_batch

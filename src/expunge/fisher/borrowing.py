@@ -1,0 +1,51 @@
+"""Borrow a model for Fisher passes: its parameters checked and chosen, everything given back as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from expunge.data.batches import device_of
+from expunge.errors import InputError, ModelError
+from expunge.model.checks import check_model, check_module, check_names
+from expunge.runtime.modes import in_mode, safe_norms, seeded, unchanged
+
+
+@contextmanager
+def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Put the model in eval mode, with gradients for these parameters alone. Afterwards everything is as it was, also after an error."""
+    states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
+    chosen = {id(value) for value in parameters.values()}
+    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model), safe_norms(model):
+        try:
+            for value, _, _ in states:
+                value.grad = None
+                value.requires_grad_(id(value) in chosen)
+            yield
+        finally:
+            for value, flag, gradient in states:
+                value.requires_grad_(flag)
+                value.grad = gradient
+
+
+def wanted_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
+    """The parameters of these names, checked; None: all that require a gradient."""
+    check_module(model)
+    named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    strange = [name for name, value in (named | buffers).items() if value.is_inference() or (name in named and value.is_complex())]
+    if strange:
+        raise ModelError(f"parameters must be real, and not made under torch.inference_mode; found {strange[0]}")
+    check_model(model)
+    if names is None:
+        chosen = {name: value for name, value in named.items() if value.requires_grad}
+    else:
+        asked = check_names("parameters", names)
+        if unknown := [name for name in asked if name not in named]:
+            raise InputError("parameters", "must be names of the model's parameters", unknown[:4])
+        chosen = {name: named[name] for name in asked}
+    if not chosen:
+        raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")
+    return chosen
