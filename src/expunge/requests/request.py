@@ -105,6 +105,8 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
     for line in str(outcome).splitlines():
         say(line)
     before, after = (digest_of(weights_of(model, prepared.stored), shared) for model in (prepared.model, outcome.model))
+    if before == after:
+        say("warning: no weight was changed, the new weights are the original ones; give another method, or other settings (--set)")
     return Made(prepared, outcome, before, after)
 
 
