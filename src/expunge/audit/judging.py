@@ -16,7 +16,7 @@ from expunge.audit.reading import Reading
 from expunge.audit.weighing import weigh
 from expunge.runtime.display import counted
 
-OUT = "networks never trained on the forget samples (out): the loss attack alone is a sanity check"
+OUT = "networks never trained on the forget samples (out, `expunge audit --never-trained`): the loss attack alone is a sanity check"
 RETRAINED = "a network retrained without the forget data"
 MORE_SEEDS = "retrained networks of {} seeds or more: fewer do not show how much such networks differ"
 
