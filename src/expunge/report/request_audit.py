@@ -45,7 +45,7 @@ def auditing(
 
     def examine(made: Made, folder: Path) -> Mapping[str, Any]:
         prepared, task = made.prepared, made.prepared.task
-        done = f"`expunge unlearn`, {made.outcome.method if isinstance(made.outcome.method, str) else repr(made.outcome.method)}"
+        done = f"expunge unlearn, {made.outcome.method if isinstance(made.outcome.method, str) else repr(made.outcome.method)}"
         settings = Settings(batch_size=prepared.settings.batch_size)
         try:
             found = audit(
