@@ -119,6 +119,20 @@ def test_mistakes_about_stores_are_one_line_and_change_nothing(arguments, line, 
     assert capsys.readouterr().err.startswith(line) and sorted(os.listdir(here)) == before
 
 
+def test_a_dry_run_checks_the_store(here, capsys):
+    asked = ["unlearn", *MASKED, "--forget", "0-3", "--no-audit", "--quiet", "--sums"]
+    assert cli.main([*asked, "nothing", "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith("expunge: sums: must be a folder that `expunge fisher build` wrote")
+    assert cli.main([*BUILD, "--out", "sums", "--quiet"]) == 0
+    before = {path.name: path.read_bytes() for path in (here / "sums").iterdir()}
+    assert cli.main([*asked, "sums", "--dry-run"]) == 0
+    assert "stored sums: from sums" in capsys.readouterr().out
+    assert before == {path.name: path.read_bytes() for path in (here / "sums").iterdir()} and not (here / "out").exists()
+    assert cli.main([*asked, "sums"]) == 0
+    assert cli.main([*asked, "sums", "--out", "elsewhere", "--dry-run"]) == 2
+    assert "lacks samples of other requests" in capsys.readouterr().err
+
+
 LARGER = TASK.replace("points(120, 1)", "points(400, 1)").replace("points(40, 2)", "points(200, 2)")
 
 

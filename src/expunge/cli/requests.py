@@ -115,7 +115,7 @@ def run_unlearn(options: Unlearn) -> None:
     with uninterrupted():
         from expunge.requests.estimate import estimate
         from expunge.requests.prepared import Request, prepare
-        from expunge.requests.request import fulfil
+        from expunge.requests.request import dropped_before, fulfil, store_of
         from expunge.requests.settings import Settings
         from expunge.runtime.display import counted
 
@@ -124,8 +124,14 @@ def run_unlearn(options: Unlearn) -> None:
     say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
     examine = _examine(options, say, progress)
     if options.dry_run:
-        for line in estimate(prepare(request)):
+        with store_of(request) as store:
+            prepared = prepare(request, store)
+            if store is not None:
+                dropped_before(store, prepared)
+        for line in estimate(prepared):
             print(on_one_line(line), flush=True)
+        if options.sums is not None:
+            print(f"stored sums: from {options.sums}, so the passes for a score are over the samples to forget alone")
         if examine is not None:
             beside = counted(len(options.retrained), "retrained network") if options.retrained else "no retrained network: it cannot clear"
             print(f"audit: beside {beside}; its time is not in these numbers")
