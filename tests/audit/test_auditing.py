@@ -80,6 +80,30 @@ def test_samples_of_classes_that_stay():
     assert not any(measure.name.startswith("probe") for measure in report.measures)
 
 
+def test_samples_and_a_whole_class_together():
+    """What is lost with the class is no damage; a network that still knows the class is not cleared by the few samples."""
+    data = clouds()
+    chosen = (data.tensors[1] == FORGOTTEN) | (torch.arange(400) < 30)
+    forget, remain = (Subset(data, torch.where(rows)[0].tolist()) for rows in (chosen, ~chosen))
+    retrained = fresh(31)
+    expunge.train(retrained, remain, expunge.Tuning(expunge.Constant(0.05, 12), batch_size=32))
+
+    def found(after, *references):
+        return expunge.audit(trained(0), after, forget, remain, parts()[2], references, settings=QUICK)
+
+    report, test = found(retrained), parts()[2].tensors
+    stays = test[1] != FORGOTTEN
+    assert report.kind == "samples" and report.verdict.word == "cannot tell"
+    right = retrained(test[0][stays]).argmax(1) == test[1][stays]
+    assert report["remain accuracy (unseen)"].after.value == pytest.approx(float(right.double().mean()))
+    assert report["loss attack on forget"].n == report["remain accuracy (unseen)"].n == int(stays.sum())
+    original = found(trained(0)).verdict
+    assert original.word == "partly" and f"of unseen samples of class {FORGOTTEN} their label" in original.sentence
+    assert found(fresh(5)).verdict.word == "damaged"
+    with pytest.warns(UncheckedWarning, match="accuracy on unseen samples of the forgotten class"):
+        assert found(retrained, trained(1)).retrained == 0
+
+
 def test_all_networks_and_random_states_stay_as_they_are():
     networks = [trained(0), masked().train(), *clean(21)]
     weights, state = [copy.deepcopy(network.state_dict()) for network in networks], torch.get_rng_state()

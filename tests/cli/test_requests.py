@@ -119,6 +119,20 @@ def test_mistakes_about_stores_are_one_line_and_change_nothing(arguments, line, 
     assert capsys.readouterr().err.startswith(line) and sorted(os.listdir(here)) == before
 
 
+def test_a_dry_run_checks_the_store(here, capsys):
+    asked = ["unlearn", *MASKED, "--forget", "0-3", "--no-audit", "--quiet", "--sums"]
+    assert cli.main([*asked, "nothing", "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith("expunge: sums: must be a folder that `expunge fisher build` wrote")
+    assert cli.main([*BUILD, "--out", "sums", "--quiet"]) == 0
+    before = {path.name: path.read_bytes() for path in (here / "sums").iterdir()}
+    assert cli.main([*asked, "sums", "--dry-run"]) == 0
+    assert "stored sums: from sums" in capsys.readouterr().out
+    assert before == {path.name: path.read_bytes() for path in (here / "sums").iterdir()} and not (here / "out").exists()
+    assert cli.main([*asked, "sums"]) == 0
+    assert cli.main([*asked, "sums", "--out", "elsewhere", "--dry-run"]) == 2
+    assert "lacks samples of other requests" in capsys.readouterr().err
+
+
 LARGER = TASK.replace("points(120, 1)", "points(400, 1)").replace("points(40, 2)", "points(200, 2)")
 
 
@@ -137,6 +151,7 @@ def test_a_request_is_audited_and_its_receipt_covers_the_audit(larger, capsys):
     receipt = json.loads((larger / "out/receipt.json").read_bytes())
     assert receipt["measured"]["audit"]["verdict"]["word"] in ("cannot tell", "partly", "cosmetic", "damaged")  # none was retrained
     assert {"audit.json", "audit.html", "model-card.md"} <= {*receipt["files"]}
+    assert receipt["weights_after"] in (larger / "out/model-card.md").read_text()
     capsys.readouterr()
     assert cli.main(["verify", "out/receipt.json", "--task", "mytask.py"]) == 0
     page = larger / "out/audit.html"
@@ -155,7 +170,8 @@ def test_a_request_is_audited_and_its_receipt_covers_the_audit(larger, capsys):
 
 def test_a_request_too_small_for_an_audit_says_so(here, capsys):
     assert cli.main(["unlearn", *MASKED, "--forget", "0-3"]) == 0
-    assert "no audit was made: forget: must hold 20 samples or more" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "no audit was made: forget: must hold 20 samples or more" in told.err and "Weights, patch, receipt and ledger" in told.out
     receipt = json.loads((here / "out/receipt.json").read_bytes())
     assert receipt["measured"]["audit"]["verdict"] is None and "20 samples" in receipt["measured"]["audit"]["why"]
 
@@ -165,6 +181,13 @@ def test_what_the_audit_needs_is_checked_before_anything_is_done(here, capsys):
         (["--retrained", "nothing.safetensors"], "expunge: retrained: "),
         (["--no-audit", "--retrained", "model.safetensors"], "expunge: retrained: is for the audit"),
     ):
-        assert cli.main(["unlearn", *MASKED, "--forget", "0-3", *more]) == 2
-        assert capsys.readouterr().err.startswith(line)
-        assert not (here / "out").exists()
+        for dry in ([], ["--dry-run"]):
+            assert cli.main(["unlearn", *MASKED, "--forget", "0-3", *more, *dry]) == 2
+            assert capsys.readouterr().err.startswith(line)
+            assert not (here / "out").exists()
+
+
+def test_a_method_that_changes_nothing_is_told(here, capsys):
+    assert cli.main(["unlearn", *ASKED, "--forget", "0-3", "--method", "ssd", "--set", "threshold=1e30", "--no-audit"]) == 0
+    assert "warning: no weight was changed, the new weights are the original ones" in capsys.readouterr().err
+    assert "warning: no weight was changed" in (here / "out/log.txt").read_text()

@@ -194,6 +194,13 @@ def test_labels_of_other_forms_are_named_with_what_to_do(name):
         metrics.accuracy(cases.model(), (IMAGES, labels))
 
 
+def test_labels_of_tokens_without_their_objective_are_told_which_to_give():
+    words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    ids = torch.arange(12).reshape(3, 4) % 9
+    with pytest.raises(InputError, match="a label per token: give the objective TOKENS, or NEXT_TOKENS"):
+        fisher.diagonal(words, [(ids, ids)])
+
+
 @pytest.mark.parametrize(
     "losses, message",
     [

@@ -117,6 +117,8 @@ def test_without_the_ids_the_folder_still_verifies(copy):
     assert wrong(receipt, task=copy / "mytask.py")[0].startswith("openings.json: is missing")
     with pytest.raises(InputError, match="must hold openings.json, the ids of earlier requests"):
         fulfil(request(copy, "50"))
+    with pytest.raises(InputError, match="folder: must hold openings.json, the ids, which are not handed on"):
+        prove(copy / "out", 5, copy / "proof.json")
 
 
 def test_weights_are_named_for_what_they_are(made, tmp_path):
@@ -170,6 +172,14 @@ def test_a_proof_of_one_id(made, tmp_path):
     for change in ({"id": 14}, {"request": 1}, {"salt": "zz"}, {"beside": []}, {"request": 9}, {"more": 1}):
         (tmp_path / "proof.json").write_text(json.dumps(content | change))
         assert len(wrong(receipt, proof=tmp_path / "proof.json")) == 1, change
+    handed = tmp_path / "handed"
+    handed.mkdir()
+    (handed / "receipt.json").write_bytes(receipt.read_bytes())
+    (tmp_path / "proof.json").write_text(json.dumps(content))
+    told = wrong(handed / "receipt.json", proof=tmp_path / "proof.json")
+    assert "proof.json: cannot be checked without the ledger (ledger.jsonl: must be in the folder" in told[-1]
+    (handed / "ledger.jsonl").write_bytes((made / "out" / "ledger.jsonl").read_bytes())
+    assert any(finding.fits and "sample 13" in finding.line for finding in verify(handed / "receipt.json", proof=tmp_path / "proof.json"))
     with pytest.raises(InputError, match="id: must be of a sample that was forgotten; found 12"):
         prove(made / "out", 12, tmp_path / "proof.json")
 

@@ -13,7 +13,19 @@ from expunge.audit.findings import Curve, Pictures
 from expunge.audit.intervals import Interval
 from expunge.audit.judging import judge, lost_utility, saw_forget, too_few
 from expunge.audit.keeping import Keep, computed, key_of
-from expunge.audit.measures import RELEARNED, Subject, Values, answers, at_bits, beside_original, destinations, probes, relearned, utility
+from expunge.audit.measures import (
+    ATTACK,
+    RELEARNED,
+    Subject,
+    Values,
+    answers,
+    at_bits,
+    beside_original,
+    destinations,
+    probes,
+    relearned,
+    utility,
+)
 from expunge.audit.per_sample import per_sample_attacks
 from expunge.audit.pictures import edges_of, histograms
 from expunge.audit.policy import Policy, load_policy
@@ -94,7 +106,7 @@ def audit(
     lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
     edges = edges_of(readings["before"], readings["after"])
     return Audit(
-        verdict=judge(measures, subject.kind, policy, lost),
+        verdict=judge(measures, subject.kind, policy, lost, subject.gone.tolist()),
         kind=subject.kind,
         labels=tuple(subject.labels.tolist()),
         sizes={name: len(part.labels) for name, part in readings["before"].parts.items()},
@@ -117,8 +129,10 @@ def _unaware(references: Sequence[nn.Module], values: Mapping[str, Values], subj
     used = {*values}
     for number, _ in enumerate(references, start=1):
         name = f"retrained {number}"
-        if (sign := saw_forget(values[name], subject.kind, policy)) is not None:
-            what = "accuracy on unseen samples of the forgotten class" if subject.kind == "classes" else "loss attack on the forget samples"
+        if (sign := saw_forget(values[name], subject.kind, policy, subject.gone.tolist())) is not None:
+            what = (
+                "loss attack on the forget samples" if sign is values[name][ATTACK] else "accuracy on unseen samples of the forgotten class"
+            )
             warnings.warn(
                 f"retrained: network {number} seems to have been trained on the forget data ({what} {sign}); it is left out",
                 UncheckedWarning,

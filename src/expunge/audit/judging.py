@@ -16,13 +16,13 @@ from expunge.audit.reading import Reading
 from expunge.audit.weighing import weigh
 from expunge.runtime.display import counted
 
-OUT = "networks never trained on the forget samples (out): the loss attack alone is a sanity check"
+OUT = "networks never trained on the forget samples (out, `expunge audit --never-trained`): the loss attack alone is a sanity check"
 RETRAINED = "a network retrained without the forget data"
 MORE_SEEDS = "retrained networks of {} seeds or more: fewer do not show how much such networks differ"
 
 
-def judge(measures: Sequence[Measure], kind: Kind, policy: Policy, lost: Reason | None = None) -> Judgement:
-    """The rules, in their order; the first that holds decides.
+def judge(measures: Sequence[Measure], kind: Kind, policy: Policy, lost: Reason | None = None, gone: Sequence[int] = ()) -> Judgement:
+    """The rules, in their order; the first that holds decides. `gone` are the labels that no remain sample has.
 
     1. damaged: what must stay known is surely lost (`lost`).
     2. cosmetic: the answers changed, and the inside, rounding or the original's own classifier still gives back what was known.
@@ -36,7 +36,7 @@ def judge(measures: Sequence[Measure], kind: Kind, policy: Policy, lost: Reason 
     named = {measure.name: measure for measure in measures}
     if tests:
         return _beside_retrained(tests, named, policy)
-    return _alone(named, kind, policy)
+    return _alone(named, kind, policy, gone)
 
 
 def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], policy: Policy) -> Judgement:
@@ -62,7 +62,7 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
         what = tuple(
             f"a test of the {side} that would show {percent(policy.detectable)} of what the original network knew" for side in absent
         )
-        more = (*what, "more samples of the forgotten kind in the test set", *missing)
+        more = (*what, "samples enough, or an original that knew more of them than retrained networks do", *missing)
         sentence = f"cannot tell: no test of the {' or the '.join(absent)} has the power to"
         return Judgement("cannot tell", sentence, tuple(_reason(test, named[test.measure]) for test in tests), more, tuple(tests))
     worst = max(test.detectable or 0 for test in powered)
@@ -73,12 +73,12 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
     return Judgement("not distinguished", sentence, tuple(_reason(test, named[test.measure]) for test in powered), missing, tuple(tests))
 
 
-def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy) -> Judgement:
+def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy, gone: Sequence[int]) -> Judgement:
     """Without a retrained network only what a network cannot show by chance convicts, and nothing acquits.
 
     A probe alone says nothing: features of a network that never saw a class separate it too.
     """
-    known = _known(named, kind, policy, "")
+    known = _known(named, kind, policy, "") + (_known_classes(named, gone, policy) if kind == "samples" else [])
     if known:
         return Judgement("partly", f"partly: {known[0].words}", tuple(known), (RETRAINED,))
     hidden = [reason for bits in (8, 4) for reason in _known(named, kind, policy, f", {bits} bits")]
@@ -117,6 +117,20 @@ def _known(named: Mapping[str, Measure], kind: Kind, policy: Policy, bits: str) 
     return reasons
 
 
+def _known_classes(named: Mapping[str, Measure], gone: Sequence[int], policy: Policy) -> list[Reason]:
+    """Of samples that were to go together with classes: what it still says of these."""
+    rows = [(label, named[f"class {label}"]) for label in gone if f"class {label}" in named]
+    return [
+        _of(
+            f"it gives {percent(row.after.value, 1)} of unseen samples of class {label} their label, a retrained network none",
+            row.name,
+            row.after,
+        )
+        for label, row in rows
+        if row.after is not None and row.after.low > policy.known_accuracy
+    ]
+
+
 def lost_utility(
     before: Reading, after: Reading, retrained: Sequence[Reading], subject: Subject, measures: Sequence[Measure], policy: Policy
 ) -> Reason | None:
@@ -126,8 +140,8 @@ def lost_utility(
     theirs, own = (reading["test"].right[others].double() for reading in (rivals[0], after))
     drop = bootstrap_difference(theirs, own, paired=True)
     if drop.low > policy.utility_loss:
-        return _of(f"it lost {percent(drop.value, 1)} of the accuracy on other test samples", REMAIN, drop)
-    forgotten = set(subject.labels.tolist()) if subject.kind == "classes" else set()
+        return _of(f"it lost {points(drop.value)} of accuracy on other test samples", REMAIN, drop)
+    forgotten = set(subject.gone.tolist())
     for measure in measures:
         label = int(measure.name.removeprefix("class ")) if measure.name.startswith("class ") else None
         if label is None or label in forgotten or measure.before is None or measure.after is None:
@@ -135,14 +149,17 @@ def lost_utility(
         worst = min([measure.before, *measure.retrained], key=lambda interval: interval.value)
         if worst.low - measure.after.high > policy.class_loss:
             gone = Interval(worst.value - measure.after.value, worst.low - measure.after.high, worst.high - measure.after.low)
-            return _of(f"it lost {percent(gone.value, 1)} of the accuracy on class {label}, which must stay", measure.name, gone)
+            return _of(f"it lost {points(gone.value)} of accuracy on class {label}, which must stay", measure.name, gone)
     return None
 
 
-def saw_forget(values: Mapping[str, Interval], kind: Kind, policy: Policy) -> Interval | None:
+def saw_forget(values: Mapping[str, Interval], kind: Kind, policy: Policy, gone: Sequence[int] = ()) -> Interval | None:
     """The number by which a network that is called retrained gives away that it was trained on the forget data."""
     if kind == "classes":
         return values[UNSEEN] if values[UNSEEN].low > policy.known_accuracy else None
+    for name in (f"class {label}" for label in gone):
+        if name in values and values[name].low > policy.known_accuracy:
+            return values[name]
     return values[ATTACK] if values[ATTACK].low > 0.5 + policy.known_area else None
 
 
@@ -167,6 +184,10 @@ def _share(left: float | None) -> str:
 
 def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %"
+
+
+def points(share: float) -> str:
+    return f"{100 * share:.1f} points"
 
 
 def _listed(tests: Sequence[Test], limit: int = 4) -> str:

@@ -62,15 +62,20 @@ def words_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """What was to be forgotten: whole classes (no remain sample has the labels) or samples of classes that stay."""
+    """What was to be forgotten: whole classes (no remain sample has the labels) or samples of classes that stay.
+
+    `gone` are the labels that no remain sample has: all of whole classes; some where samples and a class were to go together.
+    """
 
     kind: Kind
     labels: Tensor
+    gone: Tensor
 
     @classmethod
     def of(cls, forget: Part, remain: Part) -> Subject:
         labels = forget.labels.unique()
-        return cls("samples" if torch.isin(remain.labels, labels).any() else "classes", labels)
+        gone = labels[~torch.isin(labels, remain.labels)]
+        return cls("classes" if len(gone) == len(labels) else "samples", labels, gone)
 
     def like(self, test: Part) -> Tensor:
         """The unseen samples that are like the forgotten."""
@@ -78,7 +83,11 @@ class Subject:
 
     def others(self, part: Part) -> Tensor:
         """Samples that must stay known."""
-        return ~part.of_labels(self.labels) if self.kind == "classes" else torch.ones(len(part.labels), dtype=torch.bool)
+        return ~part.of_labels(self.gone)
+
+    def attacked(self, part: Part) -> Tensor:
+        """Samples whose losses are compared: a network that never saw a class has large ones on it, so of samples those that stay alone."""
+        return part.of_labels(self.labels) & (self.others(part) | (self.kind == "classes"))
 
     def asked(self, reading: Reading) -> tuple[Part, Tensor]:
         """The samples whose answers show most: unseen ones of a class, or the forget samples themselves."""
@@ -120,7 +129,7 @@ def attacks(reading: Reading, subject: Subject) -> Values:
     forget, remain, test = (reading[name] for name in ("forget", "remain", "test"))
     others = subject.others(test)
     return {
-        ATTACK: auc_interval(-forget.losses, -test.losses[subject.like(test)]),
+        ATTACK: auc_interval(-forget.losses[subject.attacked(forget)], -test.losses[subject.attacked(test)]),
         ATTACK_REMAIN: auc_interval(-remain.losses, -test.losses[others]),
     }
 

@@ -95,7 +95,7 @@ class Audit:
             "",
             f"Asked to forget: {self.asked()}. Verdict: **{self.verdict.word}**.",
             "",
-            f"{_capital(self.verdict.sentence)}.",
+            f"{capital(self.verdict.sentence)}.",
             "",
             *(f"- {reason.words}" for reason in self.verdict.reasons),
             *(f"- missing: {missing}" for missing in self.verdict.missing),
@@ -162,5 +162,5 @@ def _wrapped(text: str, start: str = "") -> list[str]:
     return textwrap.wrap(f"{start}{text}", WIDTH, subsequent_indent="  ")
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
     return text[:1].upper() + text[1:]

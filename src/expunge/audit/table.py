@@ -9,7 +9,7 @@ import torch
 
 from expunge.audit.findings import Measure, Side
 from expunge.audit.intervals import Interval
-from expunge.audit.measures import AGREEMENT, ATTACK_REMAIN, DIVERGENCE, FORGET, REMAIN, TRAINING, UNSEEN, Subject, Values, words_of
+from expunge.audit.measures import AGREEMENT, ATTACK, ATTACK_REMAIN, DIVERGENCE, FORGET, REMAIN, TRAINING, UNSEEN, Subject, Values, words_of
 from expunge.audit.reading import Reading
 from expunge.audit.similarity import agreement, divergence
 
@@ -81,6 +81,8 @@ def _samples(name: str, reading: Reading, subject: Subject) -> int:
         return int((test.labels == int(name.removeprefix("class "))).sum())
     if name.startswith((REMAIN, ATTACK_REMAIN)):
         return int(subject.others(test).sum())
+    if name.startswith(ATTACK):
+        return int(subject.attacked(test).sum())
     if name == TRAINING:
         return len(reading["remain"].labels)
     if name.startswith(FORGET) and not name.startswith(UNSEEN):

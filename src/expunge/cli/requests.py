@@ -42,7 +42,8 @@ class Unlearn:
     audit: bool = True
     """Audit the new weights: a page, numbers, and the verdict in the receipt."""
     retrained: tuple[str, ...] = ()
-    """Weights trained without these samples, for the audit, best five or more: without any it can convict, but not clear."""
+    """Weights trained without all samples that were forgotten in this folder, for the audit, best five or more: without any it can
+    convict, but not clear."""
     sign: str | None = None
     """A private Ed25519 key, PEM, to sign the receipt with."""
     dry_run: bool = False
@@ -77,7 +78,7 @@ def undo_command(folder: str, /, out: str) -> Undo:
     """Give back the weights as they were before all requests of a folder, bit for bit.
 
     Args:
-        folder: That `expunge unlearn` wrote.
+        folder: The folder that `expunge unlearn` wrote.
         out: A new file, .safetensors.
     """
     return Undo(folder, out)
@@ -89,10 +90,10 @@ def verify_command(
     """Check a receipt offline, and name whatever does not fit.
 
     Args:
-        receipt: receipt.json in its folder, or in a copy of that.
+        receipt: receipt.json in its folder, or in a copy of that; openings.json may be left out.
         weights: Weights in use: are they those after?
         task: The task file: the edit is replayed, and the weights compared to the bit.
-        proof: Of one id, as `expunge prove` writes it.
+        proof: Of one id, as `expunge prove` writes it; it needs receipt.json and ledger.jsonl alone.
         key: A public Ed25519 key, PEM: the receipt must be signed by its owner.
     """
     return Verify(receipt, weights, task, proof, key)
@@ -102,7 +103,7 @@ def prove_command(folder: str, /, id: int, out: str) -> Prove:
     """Write a proof that one sample was forgotten, which shows no other.
 
     Args:
-        folder: That `expunge unlearn` wrote, with its openings.json.
+        folder: The folder that `expunge unlearn` wrote, with its openings.json.
         id: The sample's row in the training data.
         out: A file, .json.
     """
@@ -114,24 +115,36 @@ def run_unlearn(options: Unlearn) -> None:
     with uninterrupted():
         from expunge.requests.estimate import estimate
         from expunge.requests.prepared import Request, prepare
-        from expunge.requests.request import fulfil
+        from expunge.requests.request import dropped_before, fulfil, store_of
         from expunge.requests.settings import Settings
+        from expunge.runtime.display import counted
 
     settings = Settings(options.method, options.set, options.batch_size, options.device, options.threads)
     request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign, options.sums)
+    say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
+    examine = _examine(options, say, progress)
     if options.dry_run:
-        for line in estimate(prepare(request)):
+        with store_of(request) as store:
+            prepared = prepare(request, store)
+            if store is not None:
+                dropped_before(store, prepared)
+        for line in estimate(prepared):
             print(on_one_line(line), flush=True)
+        if options.sums is not None:
+            print(f"stored sums: from {options.sums}, so the passes for a score are over the samples to forget alone")
+        if examine is not None:
+            beside = counted(len(options.retrained), "retrained network") if options.retrained else "no retrained network: it cannot clear"
+            print(f"audit: beside {beside}; its time is not in these numbers")
         print(f"nothing was written; without --dry-run the result is in {options.out}/")
         return
-    say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
     try:
-        receipt = fulfil(request, say, progress, _examine(options, say, progress))
+        receipt = fulfil(request, say, progress, examine)
     except KeyboardInterrupt:
         print(f"Nothing was changed in {options.out}/; the same command begins again.", file=sys.stderr)
         raise
     print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
-    print(f"Weights, patch, {'audit, ' if options.audit else ''}receipt and ledger: {options.out}/")
+    audited = (receipt.measured.get("audit") or {}).get("verdict") is not None
+    print(f"Weights, patch, {'audit, ' if audited else ''}receipt and ledger: {options.out}/")
 
 
 def _examine(options: Unlearn, say: Callable[[str], None], progress: bool | None) -> Any:

@@ -82,4 +82,6 @@ def form_advice(logits: torch.Size, targets: Tensor) -> str:
         return " (a column of labels: give labels.squeeze(1)" + (".long())" if targets.is_floating_point() else ")")
     if targets.dim() == len(logits) - 1 and targets.is_floating_point():
         return " (labels as fractions: give labels.long(); for another loss give an Objective)"
+    if len(logits) == 3 and targets.shape == logits[:2] and not targets.is_floating_point():
+        return " (a label per token: give the objective TOKENS, or NEXT_TOKENS of a causal model, of expunge.data.tokens)"
     return ""

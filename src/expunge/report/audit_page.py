@@ -9,7 +9,7 @@ from expunge import __version__
 from expunge.audit.findings import Measure
 from expunge.audit.intervals import Interval
 from expunge.audit.judging import percent
-from expunge.audit.report import LIMITS, Audit
+from expunge.audit.report import LIMITS, Audit, capital
 from expunge.report.audit_figures import figures
 from expunge.report.page import FOLDER
 from expunge.report.page_tables import Cell, Column, Table
@@ -66,7 +66,7 @@ def answers(audit: Audit) -> list[tuple[str, Sequence[str]]]:
     return [
         ("What was asked", [f"To forget {audit.asked()}."]),
         ("What was done", [audit.done or "Not told to the audit, which looks at the networks alone."]),
-        ("Does it hold?", [MEANING[audit.verdict.word], f"{audit.verdict.sentence}."]),
+        ("Does it hold?", [MEANING[audit.verdict.word], f"{capital(audit.verdict.sentence)}."]),
         ("How sure", sure),
         ("What this does not say", LIMITS),
     ]

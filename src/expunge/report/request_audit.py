@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def auditing(
 
     def examine(made: Made, folder: Path) -> Mapping[str, Any]:
         prepared, task = made.prepared, made.prepared.task
-        done = f"`expunge unlearn`, {made.outcome.method if isinstance(made.outcome.method, str) else repr(made.outcome.method)}"
+        done = f"expunge unlearn, {made.outcome.method if isinstance(made.outcome.method, str) else repr(made.outcome.method)}"
         settings = Settings(batch_size=prepared.settings.batch_size)
         try:
             found = audit(
@@ -62,6 +63,7 @@ def auditing(
         except ExpungeError as error:
             say(f"no audit was made: {error}")
             return {"audit": {"verdict": None, "why": str(error)}}
+        found = replace(found, weights={**found.weights, "before": made.weights_before, "after": made.weights_after})  # as in the receipt
         write_json(folder / NUMBERS, encode(found))
         write_bytes(folder / PAGE, audit_page(found).encode(errors="replace"))
         write_bytes(folder / CARD, found.markdown().encode())

@@ -34,7 +34,7 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
     """
     if request.sign is not None:
         private_key(request.sign)
-    with reserved("out", request.out, names.COMMAND) as place, _store(request) as store:
+    with reserved("out", request.out, names.COMMAND) as place, store_of(request) as store:
         prepared = prepare(request, store)
         if prepared.earlier is not None and not prepared.new:
             say(f"all {len(prepared.rows)} samples were forgotten before; nothing to do")
@@ -53,7 +53,7 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
 
 
 @contextmanager
-def _store(request: Request) -> Iterator[Store | None]:
+def store_of(request: Request) -> Iterator[Store | None]:
     if request.sums is None:
         yield None
         return
@@ -63,12 +63,16 @@ def _store(request: Request) -> Iterator[Store | None]:
 
 def drawn_from(store: Store, prepared: Prepared, say: Say = lambda line: None) -> Drawn:
     """The sums that a request takes out of a store."""
-    earlier = prepared.earlier
-    requests = [] if earlier is None else [(opening.root(), opening.ids) for opening in earlier.openings or ()]
-    dropped = dropped_rows(store, requests)
+    dropped = dropped_before(store, prepared)
     say(f"Fisher sums of all but these samples from {store.folder}")
     with one_number_of_threads(prepared.settings.threads):
         return draw(store, summing_of(prepared), prepared.rows, dropped)
+
+
+def dropped_before(store: Store, prepared: Prepared) -> list[int]:
+    """The rows that the store lacks; raises MismatchError where they are not those of the folder's requests."""
+    earlier = prepared.earlier
+    return dropped_rows(store, [] if earlier is None else [(opening.root(), opening.ids) for opening in earlier.openings or ()])
 
 
 def summing_of(prepared: Prepared) -> Summing:
@@ -105,6 +109,8 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
     for line in str(outcome).splitlines():
         say(line)
     before, after = (digest_of(weights_of(model, prepared.stored), shared) for model in (prepared.model, outcome.model))
+    if before == after:
+        say("warning: no weight was changed, the new weights are the original ones; give another method, or other settings (--set)")
     return Made(prepared, outcome, before, after)
 
 

@@ -151,7 +151,11 @@ def prove(folder: str | os.PathLike[str], number: int, out: str | os.PathLike[st
     state = read_state(Path(folder))
     if state is None:
         raise InputError("folder", "must be a folder of requests", os.fspath(folder))
-    for entry, opening in zip(state.ledger, state.openings or (), strict=False):
+    if state.openings is None:
+        raise InputError(
+            "folder", f"must hold {names.OPENINGS}, the ids, which are not handed on: prove where the request was made", folder
+        )
+    for entry, opening in zip(state.ledger, state.openings, strict=False):
         if number in opening.ids:
             return write_json(out, {"request": entry.number} | encode(inclusion(number, opening.salts())))
     raise InputError("id", "must be of a sample that was forgotten", number if state.ids else "none")
@@ -159,10 +163,14 @@ def prove(folder: str | os.PathLike[str], number: int, out: str | os.PathLike[st
 
 def _proof(path: Path, folder: Path) -> Finding:
     try:
+        ledger = ledger_at(folder / LEDGER)
+    except InputError as error:
+        return Finding(False, f"{path}: cannot be checked without the ledger ({error})")
+    try:
         content = read_json(path)
         number = content.pop("request")
         proof = decode(Inclusion, content, "the proof")
-        entry = next(entry for entry in ledger_at(folder / LEDGER) if entry.number == number)
+        entry = next(entry for entry in ledger if entry.number == number)
         fits = proof.root() == entry.commitments and proof.leaves == entry.samples
     except (ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
         return Finding(False, f"{path}: is no proof of an id ({excerpt(error)})")
