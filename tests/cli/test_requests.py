@@ -151,6 +151,7 @@ def test_a_request_is_audited_and_its_receipt_covers_the_audit(larger, capsys):
     receipt = json.loads((larger / "out/receipt.json").read_bytes())
     assert receipt["measured"]["audit"]["verdict"]["word"] in ("cannot tell", "partly", "cosmetic", "damaged")  # none was retrained
     assert {"audit.json", "audit.html", "model-card.md"} <= {*receipt["files"]}
+    assert {*json.loads((larger / "out/audit.json").read_bytes())["data"]} == {"test"}  # no digest by which a guess could be confirmed
     assert receipt["weights_after"] in (larger / "out/model-card.md").read_text()
     capsys.readouterr()
     assert cli.main(["verify", "out/receipt.json", "--task", "mytask.py"]) == 0
