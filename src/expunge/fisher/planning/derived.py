@@ -45,7 +45,7 @@ class Derived:
         self._parameters = [tensor for tensor in own if id(tensor) in names]
         self.rows: dict[str, int | None] = {}
         self._made: dict[int, tuple[Tensor, frozenset[str]]] = {}  # by id
-        self._lifted: dict[tuple[int, int], Tensor] = {}
+        self._lifted: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
         self._gradients: list[tuple[Tensor, frozenset[str], Tensor]] = []
 
     def made_of(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
@@ -54,7 +54,7 @@ class Derived:
         if not operands or getattr(function, "__name__", "") in DESCRIBING:
             return frozenset()
         own = [self._made[id(tensor)][1] if id(tensor) in self._made else self._parameter(tensor) for tensor in operands]
-        if not any(own) or not all(names or tensor in self.constants for names, tensor in zip(own, operands, strict=True)):
+        if not any(own) or not all(names or self._is_constant(tensor) for names, tensor in zip(own, operands, strict=True)):
             return frozenset()
         made = any(id(tensor) in self._made for tensor in operands)
         if made and self._spreads(function, args, kwargs):
@@ -124,12 +124,16 @@ class Derived:
                 return True
         return False
 
+    def _is_constant(self, tensor: Tensor) -> bool:
+        """Where the plan is known, not what has a gradient of its own, as parameters with another closed form: it would be lost."""
+        return tensor in self.constants and (self.wanted is None or not tensor.requires_grad)
+
     def _parameter(self, tensor: Tensor) -> frozenset[str]:
         name = self.names.get(id(tensor))
         return frozenset() if name is None or (self.wanted is not None and name not in self.wanted) else frozenset((name,))
 
     def _lift(self, tensor: Tensor, names: frozenset[str], layout: Layout, rows: int, shape: tuple[int, ...]) -> Tensor:
-        key = id(tensor), rows
+        key = id(tensor), rows, shape
         if key not in self._lifted:
             collect = partial(_collect, self._gradients, tensor, names)
             anchor = next(value for value in self._parameters if self.names[id(value)] in names)
