@@ -198,3 +198,47 @@ def test_embeddings_with_sparse_gradients(kind):
     assert reference.worst_error(fisher.diagonal(model, [(ids, y)], kind=kind).sums, expected) <= 1e-10
     singles = [(ids[row : row + 1], y[row : row + 1]) for row in range(SAMPLES)]
     assert reference.worst_error(fisher.diagonal(model, singles, kind=kind).sums, expected) <= 1e-10
+
+
+class Gated(nn.Module):
+    """`logits(self, x, gate)`: the gate is open for the few samples whose first number is large; every pass computes all for all."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.row, self.scale = nn.Parameter(torch.randn(1, WIDTH)), nn.Parameter(torch.randn(WIDTH))
+        self.logits = logits
+
+    def forward(self, x):
+        return self.logits(self, x, x[:, :1].abs() > 3)
+
+
+def looked_up(table, x):
+    return functional.embedding(torch.zeros(len(x), dtype=torch.int64), table)
+
+
+def by_position(x, scale):
+    """x · scale, on rows that are in the order of the positions."""
+    return (x.t()[:, :, None].flatten(0, 1) * scale.sum()).view(WIDTH, -1).t()
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        lambda m, x, gate: gate * (m.layer.bias * x) + m.layer(x),
+        lambda m, x, gate: gate * (m.norm.weight * x) + m.layer(m.norm(x)),
+        lambda m, x, gate: gate * (x * m.row + functional.linear(x, m.row)) + m.layer(x),
+        lambda m, x, gate: gate * (x * m.row) + x + looked_up(m.row, x),
+        lambda m, x, gate: m.layer(x * m.scale.exp()) + gate * by_position(x, m.scale.exp()),
+        lambda m, x, gate: m.layer(x) + gate * m.layer(2 * x.roll(1, 0)).roll(-1, 0),
+        lambda m, x, gate: m.layer(x) + gate * m.layer(2 * torch.flip(x, [0])).flip(0),
+    ],
+    ids=["bias", "norm", "row and matrix", "row and table", "rows of two orders", "rolled", "flipped"],
+)
+def test_a_second_use_that_counts_for_one_sample_in_a_hundred(logits):
+    torch.manual_seed(0)
+    model, x, y = Gated(logits).double(), torch.rand(128, WIDTH).double(), torch.randint(0, WIDTH, (128,))
+    x[100] *= 9
+    x[100, 0] = 5.0
+    batches = list(zip(x.split(32), y.split(32), strict=True))
+    assert reference.worst_error(fisher.diagonal(model, batches).sums, reference.fisher(model, (x, y))) <= 1e-10

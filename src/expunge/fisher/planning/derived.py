@@ -34,7 +34,7 @@ ELEMENTWISE = set(
 
 class Derived:
     """Follows the operations of a pass. `rows`: by parameter, how many rows the data had where its tensors met them; None where one met
-    them in an operation that no sample dimension can be given to.
+    them in an operation that no sample dimension can be given to, or where they had another number of rows elsewhere.
 
     `wanted`: the parameters to follow, where the plan knows them; None in a survey, which follows what might be.
     """
@@ -80,11 +80,12 @@ class Derived:
                     continue
                 names = self._made[id(tensor)][1]
                 shape, rows = _alignment(function, places, place) if tensor is value else (None, 0)
-                self.rows |= {name: rows if shape is not None else None for name in names}
+                alike = all(self.rows.get(name, rows) == rows for name in names)  # else their orders may differ, and no check may show it
+                self.rows |= {name: rows if shape is not None and alike else None for name in names}
                 if self.wanted is None:
                     continue
                 layout = next(iter({self.wanted.get(name) for name in names}))
-                if shape is None or layout is None or not layout.fits((rows,), self.samples):
+                if shape is None or not alike or layout is None or not layout.fits((rows,), self.samples):
                     failed |= names
                 else:
                     places[place] = self._lift(tensor, names, layout, rows, shape)

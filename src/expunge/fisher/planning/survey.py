@@ -143,6 +143,8 @@ def _reason(name: str, more: Interception, fewer: Interception) -> str:
         return "used in operations without closed form"
     if more.uses[name] != fewer.uses[name]:
         return "one sample and two use it differently"
+    if None in more.shapes.get(name, []) and len(more.shapes[name]) > 1:
+        return "used by itself and in other operations"
     return "samples not along one dimension"
 
 
@@ -207,7 +209,7 @@ def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]
         before = fewer.shapes.get(name, [])
         if name in more.outside or name in more.chosen or more.uses[name] > (1 if name in more.alone else len(shapes)):
             continue
-        if len(before) != len(shapes):
+        if len(before) != len(shapes) or (None in shapes and len(shapes) > 1):  # a lifted parameter is squared by itself
             continue
         layouts = [_of_use(old, new) for old, new in zip(before, shapes, strict=True)]
         if all(layouts):  # one after the other, in all uses alike
