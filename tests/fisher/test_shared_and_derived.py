@@ -222,6 +222,15 @@ def by_position(x, scale):
     return (x.t()[:, :, None].flatten(0, 1) * scale.sum()).view(WIDTH, -1).t()
 
 
+def folded(x):
+    """Two rows for each sample, in the order of the positions."""
+    return torch.cat([x, x.square()])
+
+
+def unfolded(rows):
+    return rows.tanh().view(2, -1, WIDTH).sum(0)
+
+
 @pytest.mark.parametrize(
     "logits",
     [
@@ -230,10 +239,26 @@ def by_position(x, scale):
         lambda m, x, gate: gate * (x * m.row + functional.linear(x, m.row)) + m.layer(x),
         lambda m, x, gate: gate * (x * m.row) + x + looked_up(m.row, x),
         lambda m, x, gate: m.layer(x * m.scale.exp()) + gate * by_position(x, m.scale.exp()),
+        lambda m, x, gate: m.layer(x) + gate * unfolded(m.layer(folded(x))),
+        lambda m, x, gate: m.norm(x) + gate * unfolded(m.norm(folded(x))),
+        lambda m, x, gate: m.layer(((x * m.scale.exp()).repeat_interleave(2, 0) * m.scale.exp())[::2]) + gate * x,
+        lambda m, x, gate: (x.repeat_interleave(2, 0) * m.scale.exp())[::2] + gate * unfolded(folded(x) * m.scale.exp()),
         lambda m, x, gate: m.layer(x) + gate * m.layer(2 * x.roll(1, 0)).roll(-1, 0),
         lambda m, x, gate: m.layer(x) + gate * m.layer(2 * torch.flip(x, [0])).flip(0),
     ],
-    ids=["bias", "norm", "row and matrix", "row and table", "rows of two orders", "rolled", "flipped"],
+    ids=[
+        "bias",
+        "norm",
+        "row and matrix",
+        "row and table",
+        "rows of two orders",
+        "layer on folded rows",
+        "norm on folded rows",
+        "scale twice",
+        "scale on two orders",
+        "rolled",
+        "flipped",
+    ],
 )
 def test_a_second_use_that_counts_for_one_sample_in_a_hundred(logits):
     torch.manual_seed(0)

@@ -80,7 +80,8 @@ class Derived:
                     continue
                 names = self._made[id(tensor)][1]
                 shape, rows = _alignment(function, places, place) if tensor is value else (None, 0)
-                alike = all(self.rows.get(name, rows) == rows for name in names)  # else their orders may differ, and no check may show it
+                # Again on as many rows as there are samples, or not at all: other rows may be in another order, and no check may show it.
+                alike = not any(name in self.rows for name in names) or {rows, *map(self.rows.get, names)} == {self.samples}
                 self.rows |= {name: rows if shape is not None and alike else None for name in names}
                 if self.wanted is None:
                     continue
