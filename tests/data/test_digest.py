@@ -1,12 +1,14 @@
 """What tells data from others, and what does not."""
 
+import hashlib
+
 import numpy
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from expunge.data import digest as contents
-from expunge.data.digest import data_digest
+from expunge.data.digest import add_batch, data_digest
 from expunge.vision.augmentation import Augmentation
 from expunge.vision.datasets import Images
 from expunge.vision.scenarios.altered import Altered
@@ -134,3 +136,31 @@ class Unlabelled(Labelled):
 def test_data_that_do_not_tell_are_left_alone(data):
     before = torch.get_rng_state()
     assert data_digest(data) is None and torch.equal(torch.get_rng_state(), before)
+
+
+def test_all_that_a_batch_holds_counts():
+    values = torch.arange(4.0)
+    batches = [
+        values,
+        values.double(),
+        values[None],
+        (values,),
+        (values, values),
+        [values, [1, 2]],
+        [values, [12]],
+        [values, ["1", 2]],
+        {"a": values, "b": 1},
+        {"a": values, "b": 1.0},
+        {"b": values, "a": 1},
+        {"a": values, "b": None},
+        {"a": values, "b": numpy.arange(3)},
+        {"a": values, "b": numpy.arange(3) + 1},
+    ]
+    assert len({of_batch(batch) for batch in batches}) == len(batches)
+    assert of_batch({"a": values, "b": 1}) == of_batch({"b": 1, "a": values.clone()})  # they are passed by name
+
+
+def of_batch(batch) -> str:
+    digest = hashlib.sha256()
+    add_batch(digest, batch)
+    return digest.hexdigest()

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from expunge import fisher
+from expunge.data.tokens import TOKENS
 from expunge.errors import InputError, MismatchError
 from expunge.fisher import FisherSums
 from tests import reference
@@ -115,6 +116,36 @@ def test_a_folder_of_another_pass_is_refused_and_left_alone(tmp_path):
         with pytest.raises(MismatchError, match="belongs to a pass with another"):
             fisher.by_chunks(model, data, keep=tmp_path / "pass", **settings)
     assert {path.name: path.read_bytes() for path in (tmp_path / "pass").iterdir()} == before
+
+
+class Shifted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, first, second, factor=1.0):
+        return self.head(first - factor * second)
+
+
+def test_names_and_plain_values_of_batches_belong_to_the_data(tmp_path):
+    _, data = case(9)
+    model, labels, (first, second) = Shifted(), data.tensors[1], (data.tensors[0], data.tensors[0].flip(0))
+    fisher.by_chunks(model, [{"first": first, "second": second, "labels": labels}], keep=tmp_path / "pass")
+    for changed in ({"second": first, "first": second}, {"factor": 2.0}):
+        with pytest.raises(MismatchError, match="belongs to a pass with another data"):
+            fisher.by_chunks(model, [{"first": first, "second": second, "labels": labels, **changed}], keep=tmp_path / "pass")
+
+
+@pytest.mark.parametrize("kind", ["empirical", "expected"])
+def test_kinds_of_token_distributions(kind):
+    torch.manual_seed(0)
+    model, ids = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)).double(), torch.randint(0, 5, (7, 3))
+    whole = fisher.diagonal(model, TensorDataset(ids, ids), kind=kind, objective=TOKENS)
+    chunked = fisher.by_chunks(model, TensorDataset(ids, ids), kind=kind, objective=TOKENS, batch_size=2, batches_per_chunk=2)
+    assert chunked.objective == whole.objective and reference.worst_error(chunked.sums, whole.sums) <= 1e-12
+    if kind == "expected":  # over the labels of each position, not over the positions
+        with pytest.raises(MismatchError, match="different losses"):
+            whole + fisher.diagonal(model, TensorDataset(ids, ids), kind=kind)
 
 
 def test_bad_input_writes_nothing(tmp_path):

@@ -144,3 +144,126 @@ def test_rows_without_gradient_are_left_out_wherever_they_are():
     whole = active.put_back(active.taken(gradients), gradients.shape)
     assert torch.equal(whole.nan_to_num(7), gradients.nan_to_num(7))
     assert Active.of(torch.randn(8, 20, 40, generator=generator)) is None
+
+
+class Late(nn.Module):
+    """Where a sample's first number is large, a scale made of one parameter is multiplied by another that has a closed form of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x):
+        logits = self.head(torch.tanh(self.layer(x)) * self.scale.exp())
+        late = x[:, :1].abs() > 3
+        return logits + late * x * (self.scale * self.layer.bias) if late.any() else logits
+
+
+def test_a_parameter_that_a_later_batch_multiplies_with_a_followed_one_keeps_its_gradient():
+    torch.manual_seed(0)
+    model, x, y = Late().double(), torch.rand(128, WIDTH).double(), torch.randint(0, WIDTH, (128,))
+    x[100] = 5.0  # in the last batch, where few samples are drawn
+    batches = list(zip(x.split(32), y.split(32), strict=True))
+    assert reference.worst_error(fisher.diagonal(model, batches).sums, reference.fisher(model, (x, y))) <= 1e-10
+
+
+class TwoAlignments(nn.Module):
+    """A tensor made of a parameter meets data of two and of three dimensions, with as many rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.randn(WIDTH)), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        scale = self.scale.exp()
+        return self.head(x * scale + (torch.stack([x, x.tanh(), x.sin()], 1) * scale).prod(1))
+
+
+def test_a_tensor_made_of_a_parameter_meets_data_of_several_dimensions():
+    torch.manual_seed(0)
+    model, x, y = TwoAlignments().double(), torch.randn(6, WIDTH).double(), torch.randint(0, 3, (6,))
+    assert "3 closed form" in repr(fisher.plan(model, (x, y)))
+    assert reference.worst_error(fisher.diagonal(model, [(x, y)]).sums, reference.fisher(model, (x, y))) <= 1e-10
+
+
+@pytest.mark.parametrize("kind", ["empirical", "expected"])
+def test_embeddings_with_sparse_gradients(kind):
+    torch.manual_seed(0)
+    table = nn.Embedding(9, WIDTH, sparse=True)
+    model = nn.Sequential(table, nn.Flatten(), nn.Linear(LENGTH * WIDTH, 3)).double()
+    ids, y = torch.randint(0, 9, (SAMPLES, LENGTH)), torch.randint(0, 3, (SAMPLES,))
+    dense = nn.Sequential(nn.Embedding.from_pretrained(table.weight.detach(), freeze=False), *model[1:])
+    expected = reference.fisher(dense, (ids, y), kind)
+    assert reference.worst_error(fisher.diagonal(model, [(ids, y)], kind=kind).sums, expected) <= 1e-10
+    singles = [(ids[row : row + 1], y[row : row + 1]) for row in range(SAMPLES)]
+    assert reference.worst_error(fisher.diagonal(model, singles, kind=kind).sums, expected) <= 1e-10
+
+
+class Gated(nn.Module):
+    """`logits(self, x, gate)`: the gate is open for the few samples whose first number is large; every pass computes all for all."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.row, self.scale = nn.Parameter(torch.randn(1, WIDTH)), nn.Parameter(torch.randn(WIDTH))
+        self.logits = logits
+
+    def forward(self, x):
+        return self.logits(self, x, x[:, :1].abs() > 3)
+
+
+def looked_up(table, x):
+    return functional.embedding(torch.zeros(len(x), dtype=torch.int64), table)
+
+
+def by_position(x, scale):
+    """x · scale, on rows that are in the order of the positions."""
+    return (x.t()[:, :, None].flatten(0, 1) * scale.sum()).view(WIDTH, -1).t()
+
+
+def folded(x):
+    """Two rows for each sample, in the order of the positions."""
+    return torch.cat([x, x.square()])
+
+
+def unfolded(rows):
+    return rows.tanh().view(2, -1, WIDTH).sum(0)
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        lambda m, x, gate: gate * (m.layer.bias * x) + m.layer(x),
+        lambda m, x, gate: gate * (m.norm.weight * x) + m.layer(m.norm(x)),
+        lambda m, x, gate: gate * (x * m.row + functional.linear(x, m.row)) + m.layer(x),
+        lambda m, x, gate: gate * (x * m.row) + x + looked_up(m.row, x),
+        lambda m, x, gate: m.layer(x * m.scale.exp()) + gate * by_position(x, m.scale.exp()),
+        lambda m, x, gate: m.layer(x) + gate * unfolded(m.layer(folded(x))),
+        lambda m, x, gate: m.norm(x) + gate * unfolded(m.norm(folded(x))),
+        lambda m, x, gate: m.layer(((x * m.scale.exp()).repeat_interleave(2, 0) * m.scale.exp())[::2]) + gate * x,
+        lambda m, x, gate: (x.repeat_interleave(2, 0) * m.scale.exp())[::2] + gate * unfolded(folded(x) * m.scale.exp()),
+        lambda m, x, gate: m.layer(x) + gate * m.layer(2 * x.roll(1, 0)).roll(-1, 0),
+        lambda m, x, gate: m.layer(x) + gate * m.layer(2 * torch.flip(x, [0])).flip(0),
+    ],
+    ids=[
+        "bias",
+        "norm",
+        "row and matrix",
+        "row and table",
+        "rows of two orders",
+        "layer on folded rows",
+        "norm on folded rows",
+        "scale twice",
+        "scale on two orders",
+        "rolled",
+        "flipped",
+    ],
+)
+def test_a_second_use_that_counts_for_one_sample_in_a_hundred(logits):
+    torch.manual_seed(0)
+    model, x, y = Gated(logits).double(), torch.rand(128, WIDTH).double(), torch.randint(0, WIDTH, (128,))
+    x[100] *= 9
+    x[100, 0] = 5.0
+    batches = list(zip(x.split(32), y.split(32), strict=True))
+    assert reference.worst_error(fisher.diagonal(model, batches).sums, reference.fisher(model, (x, y))) <= 1e-10

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from expunge.data.indices import resolved, size_of, subset_rows
 from expunge.errors import InputError
-from expunge.runtime.nested import tensors
 from expunge.storage.tensors import add_bytes
 
 CHUNK = 64 << 20  # bytes taken at once, for the memory's sake; the digest does not depend on it
+PLAIN = (str, bytes, bool, int, float, complex, type(None), numpy.generic)  # values whose repr is all of them
 
 
 def data_digest(data: Any) -> str | None:
@@ -33,10 +35,23 @@ def data_digest(data: Any) -> str | None:
 
 
 def add_batch(digest: hashlib._Hash, batch: Any) -> None:
-    """Add the types, shapes and bytes of all tensors of a batch."""
-    for tensor in tensors(batch):
-        digest.update(f"{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        add_bytes(digest, tensor)
+    """Add the types, shapes and bytes of all tensors of a batch, the names they have in mappings, and plain values beside them."""
+    if isinstance(batch, Tensor):
+        digest.update(f"{batch.dtype}|{tuple(batch.shape)}|".encode())
+        add_bytes(digest, batch)
+    elif isinstance(batch, numpy.ndarray) and not batch.dtype.hasobject:
+        digest.update(f"{batch.dtype}|{batch.shape}|".encode())
+        digest.update(batch.tobytes())
+    elif isinstance(batch, Mapping):
+        for name in sorted(batch, key=str):
+            digest.update(f"{name!r}:".encode())
+            add_batch(digest, batch[name])
+    elif isinstance(batch, (tuple, list)):
+        digest.update(f"{len(batch)} of|".encode())
+        for part in batch:
+            add_batch(digest, part)
+    elif isinstance(batch, PLAIN):
+        digest.update(f"{batch!r}|".encode())
 
 
 def _add(digest: hashlib._Hash, dataset: Any, rows: Tensor) -> bool:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from expunge.data.batches import Data, device_of
 from expunge.data.chunk_passes import fold
 from expunge.data.chunks import BATCHES, Chunks, cut
-from expunge.data.classes import check_class_logits
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import naming
+from expunge.fisher import kinds
 from expunge.fisher.borrowing import wanted_parameters
 from expunge.fisher.engine import KINDS, MAX_DRAWS, diagonal
 from expunge.fisher.naming import objective_name
@@ -74,8 +74,7 @@ def by_group(
     check_positive("patience", patience)
     objective = Objective() if objective is None else objective
     check_objective(objective)
-    if kind != "empirical":
-        check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
+    kinds.check_distribution(kind, objective)
     model = unwrapped(model)
     names, digest, device, described = [], "", device_of(model), objective_name(objective, kind)
 

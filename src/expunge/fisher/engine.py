@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
 from expunge.data.calling import out_of_memory
-from expunge.data.classes import check_class_logits
 from expunge.data.objective import Batch, Objective, check_objective
-from expunge.data.tokens import of_tokens
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
@@ -78,9 +76,7 @@ def diagonal(
     check_whole("seed", seed, minimum=0)
     objective = Objective() if objective is None else objective
     check_objective(objective)
-    # The others do not ask the losses, but take the softmax of the logits for the model's distribution.
-    if kind != "empirical" and (kind == "batch" or not of_tokens(objective)):
-        check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
+    kinds.check_distribution(kind, objective)
     chosen = wanted_parameters(model, parameters)
     check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))

@@ -20,6 +20,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from expunge.data.classes import check_class_logits
 from expunge.data.objective import Objective
 from expunge.data.tokens import of_tokens
 from expunge.errors import InputError
@@ -38,6 +39,12 @@ def empirical(objective: Objective) -> Cotangents:
         return [gradient]
 
     return passes
+
+
+def check_distribution(kind: str, objective: Objective) -> None:
+    """All kinds but "empirical" do not ask the losses, but take the softmax of the logits for the model's own distribution."""
+    if kind != "empirical" and not (of_tokens(objective) and kind != "batch"):
+        check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
 
 
 def of_kind(kind: str, objective: Objective) -> Cotangents:

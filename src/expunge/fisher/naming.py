@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from expunge.data.objective import Objective, batch_targets, cross_entropy, model_outputs
+from expunge.data.tokens import of_tokens
 from expunge.storage.tensors import add_bytes, weights_digest
 
 PLAIN = (str, bytes, bool, int, float, complex, type(None))
@@ -31,7 +32,8 @@ def objective_name(objective: Objective, kind: str = "empirical") -> str:
 
 def _first(objective: Objective, kind: str) -> str:
     losses = _name(objective.losses) if objective.losses is not cross_entropy else "cross_entropy"
-    parts = [losses] if kind in ("empirical", "absolute", "loss-batch") else ["own distribution"]
+    distribution = "own distribution of tokens" if of_tokens(objective) else "own distribution"
+    parts = [losses] if kind in ("empirical", "absolute", "loss-batch") else [distribution]
     own: dict[str, Any] = {"outputs": (objective.outputs, model_outputs), "targets": (objective.targets, batch_targets)}
     parts += [f"{argument}={_name(function)}" for argument, (function, default) in own.items() if function is not default]
     return ", ".join(parts)

@@ -63,7 +63,12 @@ def gradients(
 ) -> dict[str, Tensor | None]:
     """∂⟨logits, cotangent⟩ by plain autograd; None for a parameter that is not used."""
     found = torch.autograd.grad(logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=retain_graph, allow_unused=True)
-    return dict(zip(parameters, found, strict=True))
+    return {name: _dense(gradient) for name, gradient in zip(parameters, found, strict=True)}
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """That of an embedding with sparse=True is not."""
+    return gradient if gradient is None or gradient.layout is torch.strided else gradient.to_dense()
 
 
 def batched(

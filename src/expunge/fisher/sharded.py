@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from expunge.data.batches import Data, device_of, take, to_device
 from expunge.data.batches import batch_size as size_of
 from expunge.data.chunks import Chunks, cut
-from expunge.data.classes import check_class_logits
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import ModelError, naming
 from expunge.fisher import kinds
@@ -62,8 +61,7 @@ def sharded_diagonal(
     check_whole("seed", seed, minimum=0)
     objective = Objective() if objective is None else objective
     check_objective(objective)
-    if kind != "empirical":
-        check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
+    kinds.check_distribution(kind, objective)
     parameters = _parameters(model)
     named = objective_name(objective, kind)
     chunks: list[Chunks] = []
@@ -75,7 +73,7 @@ def sharded_diagonal(
 
     processes.agree(describe, patience)
     sums = {name: torch.zeros_like(local(parameter), dtype=torch.float64) for name, parameter in parameters.items()}
-    cotangents = {"empirical": kinds.empirical(objective), "expected": kinds.expected, "sampled": kinds.sampled}[kind]
+    cotangents = kinds.of_kind(kind, objective)
     generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
     device, count = device_of(model), 0
     digest = weights_digest(model)

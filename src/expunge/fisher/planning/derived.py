@@ -34,7 +34,7 @@ ELEMENTWISE = set(
 
 class Derived:
     """Follows the operations of a pass. `rows`: by parameter, how many rows the data had where its tensors met them; None where one met
-    them in an operation that no sample dimension can be given to.
+    them in an operation that no sample dimension can be given to, or where they had another number of rows elsewhere.
 
     `wanted`: the parameters to follow, where the plan knows them; None in a survey, which follows what might be.
     """
@@ -45,7 +45,7 @@ class Derived:
         self._parameters = [tensor for tensor in own if id(tensor) in names]
         self.rows: dict[str, int | None] = {}
         self._made: dict[int, tuple[Tensor, frozenset[str]]] = {}  # by id
-        self._lifted: dict[tuple[int, int], Tensor] = {}
+        self._lifted: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
         self._gradients: list[tuple[Tensor, frozenset[str], Tensor]] = []
 
     def made_of(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
@@ -54,7 +54,7 @@ class Derived:
         if not operands or getattr(function, "__name__", "") in DESCRIBING:
             return frozenset()
         own = [self._made[id(tensor)][1] if id(tensor) in self._made else self._parameter(tensor) for tensor in operands]
-        if not any(own) or not all(names or tensor in self.constants for names, tensor in zip(own, operands, strict=True)):
+        if not any(own) or not all(names or self._is_constant(tensor) for names, tensor in zip(own, operands, strict=True)):
             return frozenset()
         made = any(id(tensor) in self._made for tensor in operands)
         if made and self._spreads(function, args, kwargs):
@@ -80,11 +80,13 @@ class Derived:
                     continue
                 names = self._made[id(tensor)][1]
                 shape, rows = _alignment(function, places, place) if tensor is value else (None, 0)
-                self.rows |= {name: rows if shape is not None else None for name in names}
+                # Again on as many rows as there are samples, or not at all: other rows may be in another order, and no check may show it.
+                alike = not any(name in self.rows for name in names) or {rows, *map(self.rows.get, names)} == {self.samples}
+                self.rows |= {name: rows if shape is not None and alike else None for name in names}
                 if self.wanted is None:
                     continue
                 layout = next(iter({self.wanted.get(name) for name in names}))
-                if shape is None or layout is None or not layout.fits((rows,), self.samples):
+                if shape is None or not alike or layout is None or not layout.fits((rows,), self.samples):
                     failed |= names
                 else:
                     places[place] = self._lift(tensor, names, layout, rows, shape)
@@ -124,12 +126,16 @@ class Derived:
                 return True
         return False
 
+    def _is_constant(self, tensor: Tensor) -> bool:
+        """Where the plan is known, not what has a gradient of its own, as parameters with another closed form: it would be lost."""
+        return tensor in self.constants and (self.wanted is None or not tensor.requires_grad)
+
     def _parameter(self, tensor: Tensor) -> frozenset[str]:
         name = self.names.get(id(tensor))
         return frozenset() if name is None or (self.wanted is not None and name not in self.wanted) else frozenset((name,))
 
     def _lift(self, tensor: Tensor, names: frozenset[str], layout: Layout, rows: int, shape: tuple[int, ...]) -> Tensor:
-        key = id(tensor), rows
+        key = id(tensor), rows, shape
         if key not in self._lifted:
             collect = partial(_collect, self._gradients, tensor, names)
             anchor = next(value for value in self._parameters if self.names[id(value)] in names)

@@ -18,7 +18,8 @@ from expunge.runtime.nested import tensors
 
 # Operations that choose or order rows where their dimension is the first; the place of that argument.
 CHOOSING = {"index_select": 1, "gather": 1, "take_along_dim": 2, "sort": 1, "argsort": 1, "topk": 2, "repeat_interleave": 2}
-ALWAYS = set("masked_select take msort unique unique_consecutive _pack_padded_sequence pack_padded_sequence pack_sequence".split())
+ALWAYS = set("flipud masked_select take msort unique unique_consecutive _pack_padded_sequence pack_padded_sequence pack_sequence".split())
+MOVING = {"flip": 1, "roll": 2}  # rows to other places, where their dimensions hold the first; the place of that argument
 WRITING = set("__setitem__ index_copy index_add index_put index_fill scatter scatter_add scatter_reduce masked_scatter".split())
 JOINING = set("cat concat concatenate vstack".split())
 ALIGNING = set("stack pad_sequence pad_packed_sequence _pad_packed_sequence".split())
@@ -71,6 +72,8 @@ class Provenance:
             return self._indexes(args[0], args[1])
         if label == "repeat_interleave" and not isinstance(kwargs.get("repeats", args[1] if len(args) > 1 else None), Tensor):
             return False
+        if label in MOVING:
+            return self._moves(args[0], args[MOVING[label] :], kwargs)
         if label not in CHOOSING:
             return False
         place = CHOOSING[label]
@@ -78,6 +81,11 @@ class Provenance:
         if dimension is None and label in ("sort", "argsort", "topk"):
             dimension = -1
         return dimension is None or dimension % max(1, args[0].dim()) == 0
+
+    def _moves(self, data: Tensor, dimensions: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        given = kwargs.get("dims", dimensions[0] if len(dimensions) == 1 else dimensions)
+        turned = (given,) if isinstance(given, int) else tuple(given)
+        return not turned or any(dimension % max(1, data.dim()) == 0 for dimension in turned)
 
     def _indexes(self, data: Any, index: Any) -> bool:
         parts = index if isinstance(index, tuple) else (index,)

@@ -143,6 +143,10 @@ def _reason(name: str, more: Interception, fewer: Interception) -> str:
         return "used in operations without closed form"
     if more.uses[name] != fewer.uses[name]:
         return "one sample and two use it differently"
+    if None in more.shapes.get(name, []) and len(more.shapes[name]) > 1:
+        return "used by itself and in other operations"
+    if len(more.shapes.get(name, [])) > 1:
+        return "used again, on rows that may be in several orders"
     return "samples not along one dimension"
 
 
@@ -207,12 +211,14 @@ def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]
         before = fewer.shapes.get(name, [])
         if name in more.outside or name in more.chosen or more.uses[name] > (1 if name in more.alone else len(shapes)):
             continue
-        if len(before) != len(shapes):
+        if len(before) != len(shapes) or (None in shapes and len(shapes) > 1):  # a lifted parameter is squared by itself
             continue
         layouts = [_of_use(old, new) for old, new in zip(before, shapes, strict=True)]
-        if all(layouts):  # one after the other, in all uses alike
-            tries = [[uses[min(number, len(uses) - 1)] for uses in layouts] for number in range(max(map(len, layouts)))]
-            choices[name] = [replace(first, others=tuple(others)) for first, *others in tries]
+        if len(layouts) == 1:
+            choices[name] = layouts[0]
+        elif all(len(uses) == 1 for uses in layouts):  # of several orders the check might not show the right one of a use that is faint
+            first, *others = (uses[0] for uses in layouts)
+            choices[name] = [replace(first, others=tuple(others))]
     if fewer.derived is not None and more.derived is not None:
         for name, rows in more.derived.rows.items():
             fewer_rows = fewer.derived.rows.get(name)
