@@ -113,14 +113,15 @@ def run_unlearn(options: Unlearn) -> None:
     check_folder("out", options.out)
     with uninterrupted():
         from expunge.requests.estimate import estimate
-        from expunge.requests.prepared import Request, prepare
-        from expunge.requests.request import fulfil
+        from expunge.requests.prepared import Request
+        from expunge.requests.request import checked, fulfil
         from expunge.requests.settings import Settings
 
     settings = Settings(options.method, options.set, options.batch_size, options.device, options.threads)
     request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign, options.sums)
     if options.dry_run:
-        for line in estimate(prepare(request)):
+        _examine(options, _say, False)
+        for line in estimate(checked(request)):
             print(on_one_line(line), flush=True)
         print(f"nothing was written; without --dry-run the result is in {options.out}/")
         return

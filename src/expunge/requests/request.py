@@ -52,6 +52,14 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
     return receipts[0]
 
 
+def checked(request: Request) -> Prepared:
+    """All checks of a request and nothing else: key, store, task, weights, samples."""
+    if request.sign is not None:
+        private_key(request.sign)
+    with _store(request) as store:
+        return prepare(request, store)
+
+
 @contextmanager
 def _store(request: Request) -> Iterator[Store | None]:
     if request.sums is None:
