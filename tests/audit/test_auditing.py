@@ -120,6 +120,42 @@ def test_a_reference_that_saw_the_forget_data_is_left_out():
     assert report.retrained == 1 and len(report["re-learning"].retrained) == 1
 
 
+def test_a_network_beside_itself_is_not_cleared():
+    """The classifier masked and called retrained too; and one retrained network, which twice is not two seeds."""
+    cheat = masked()
+    with pytest.warns(UncheckedWarning, match="retrained: network 1 has the answers of after"):
+        report = run(cheat, [copy.deepcopy(cheat)])
+    assert report.retrained == 0 and report.verdict.word == "cosmetic"
+    with pytest.warns(UncheckedWarning, match="network 2 has the answers of retrained 1, to the bit"):
+        report = run(clean(20)[0], clean(21) * 2)
+    assert report.retrained == 1 and report.verdict.missing
+
+
+def test_networks_called_never_trained_on_the_samples_are_looked_at():
+    for stranger in (trained(0), trained(1)):
+        with pytest.warns(UncheckedWarning, match="out: network 1 seems to have been trained on the forget data"):
+            report = run(masked(), clean(21), out=[stranger])
+        assert all(not measure.name.startswith("RMIA") for measure in report.measures)
+    with pytest.warns(UncheckedWarning, match="out: network 2 has the answers of after"):
+        run(clean(20)[0], clean(21), out=[*clean(21), *clean(20)])
+
+
+def test_frozen_networks_re_learn_too():
+    """Networks that only answer are often frozen; without re-learning a filter has one witness less."""
+    frozen = [copy.deepcopy(network).requires_grad_(False) for network in (trained(0), masked(), *clean(21))]
+    before, after, reference = frozen
+    report, free = run(after, [reference], before), run(masked(), clean(21))
+    assert report["re-learning"] == free["re-learning"] and report.verdict == free.verdict
+    assert not any(parameter.requires_grad for network in frozen for parameter in network.parameters())
+
+
+def test_a_test_set_of_forgotten_labels_alone_is_named():
+    forget, remain, test = parts()
+    alone = Subset(test, torch.where(test.tensors[1] == FORGOTTEN)[0].tolist())
+    with pytest.raises(InputError, match="^test: must hold samples of labels that stay"):
+        expunge.audit(trained(0), masked(), forget, remain, alone, settings=QUICK)
+
+
 def test_parts_are_kept_and_not_computed_again(tmp_path, monkeypatch):
     first = run(masked(), clean(21), keep=Folder(tmp_path))
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}

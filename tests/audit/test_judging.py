@@ -62,6 +62,14 @@ def test_a_network_that_answers_unlike_retrained_ones_is_told():
     assert judge([*of_class(0, 0), closer], "classes", POLICY).word == "not distinguished"
 
 
+def test_few_retrained_networks_do_not_show_how_much_networks_diverge():
+    """Samples of classes that stay, 8,000 of them: the original is no farther from retrained networks than they are from each other."""
+    floor = tuple(Interval(value, value - 0.002, value + 0.002) for value in (0.0114, 0.019, 0.015))
+    mine = Measure(DIVERGENCE, "likeness", "", N, Interval(0.0095, 0.009, 0.01), Interval(0.024, 0.0207, 0.0273), (), floor)
+    assert judge([mine], "samples", POLICY).word == "cannot tell"
+    assert judge([replace(mine, after=Interval(0.1, 0.09, 0.11))], "samples", POLICY).word == "partly"
+
+
 def test_driven_away_is_told():
     """Below what networks have that never saw the samples."""
     measures = [

@@ -42,6 +42,16 @@ def test_quiet_prints_the_result_alone(here, capsys):
     assert told.err == "" and len(told.out.splitlines()) == 2
 
 
+@pytest.mark.parametrize("option", ["sums", "sign", "retrained"])
+def test_a_dry_run_checks_all_that_a_run_would(option, here, capsys):
+    asked = ["unlearn", *ASKED, "--forget", "label=2", "--method", "fisher-mask", f"--{option}", "nowhere"]
+    told = []
+    for more in ([], ["--dry-run"]):
+        assert cli.main([*asked, *more]) == 2
+        told.append(capsys.readouterr().err)
+    assert told[0] == told[1] and told[0].startswith(f"expunge: {option}: ")
+
+
 def test_a_dry_run_writes_nothing(here, capsys):
     before = sorted(os.listdir(here))
     assert cli.main(["unlearn", *ASKED, "--forget", "label=2", "--dry-run"]) == 0

@@ -30,6 +30,7 @@ def test_ranges_labels_and_predicates(task):
         ("ids.csv", "who,row\na,7\nb,0\nc,1\nd,2\ne,3\n", "row"),
         ("ids.csv", "row\n7\n0-2\n3\n", None),
         ("ids.csv", "7\n0\n1\n2\n3\n", None),
+        ("ids.txt", " 7 , 0 - 3 \r\n", None),
         ("ids.txt", "﻿7,0-3", None),
     ],
 )
@@ -65,6 +66,7 @@ def test_arrays_of_ids_and_masks(task, tmp_path):
         ("predicate=always", "must leave samples to keep"),
         ("no-such-file.txt", "there is no such file"),
         ("user-17", "there is no such file"),
+        ("5 6", "there is no such file; found 5 6"),  # two samples, not sample 56
     ],
 )
 def test_what_cannot_be_forgotten_is_told_on_one_line(spec, told, tmp_path):
@@ -82,6 +84,11 @@ def test_what_cannot_be_forgotten_is_told_on_one_line(spec, told, tmp_path):
         ("ids.txt", "", None, "must name at least one sample"),
         ("ids.txt", "-3", None, "must be the id of a sample"),
         ("ids.txt", "1.5", None, "must be the id of a sample"),
+        ("ids.txt", "5 6\n", None, "entry 1: must be the id of a sample, a row of the training data; found 5 6"),
+        ("ids.txt", "5  6\n", None, "must be the id of a sample"),
+        ("ids.txt", "1 - 3, 5 7", None, "must be the id of a sample"),
+        ("ids.csv", 'id,who\n"1,000",a\n', None, "entry 1: must be the id of a sample"),
+        ("ids.csv", "id,who\n5,a\n,b\n", None, "entry 2: must be the id of a sample"),
         ("ids.csv", "a,b\n1,2\n", None, "column: must name the column of"),
         ("ids.csv", "a,b\n1,2\n", "c", "column: must be one column of"),
         ("ids.csv", "a,id\n1\n", None, "line 2: must have a column id"),

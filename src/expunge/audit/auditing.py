@@ -29,7 +29,7 @@ from expunge.audit.measures import (
 from expunge.audit.per_sample import per_sample_attacks
 from expunge.audit.pictures import edges_of, histograms
 from expunge.audit.policy import Policy, load_policy
-from expunge.audit.reading import Reading, check_alike, read
+from expunge.audit.reading import Reading, check_alike, read, same_answers
 from expunge.audit.relearning import relearn
 from expunge.audit.report import Audit
 from expunge.audit.rounding import rounded
@@ -93,14 +93,19 @@ def audit(
         raise InputError(
             argument, f"must hold {policy.samples} samples or more (policy.samples), fewer have no interval worth a verdict", number
         )
+    if not subject.others(readings["before"]["test"]).any():
+        raise InputError("test", "must hold samples of labels that stay, beside those of the forgotten", "forgotten labels alone")
     found = {name: audited.values(name, network, readings, subject) for name, network in networks.items()}
-    outside = [audited.read(name, network) for name, network in outside_networks.items()]
+    outside = {name: audited.read(name, network) for name, network in outside_networks.items()}
     values, curves = {name: part[0] for name, part in found.items()}, {name: part[1] for name, part in found.items()}
-    used = _unaware(references, values, subject, policy)
+    told = {name: utility(reading, subject) | answers(reading, subject, readings["before"]) for name, reading in outside.items()}
+    used = _unaware(readings, outside, values | told, subject, policy)
+    outside = {name: reading for name, reading in outside.items() if name in used}
     readings = {name: reading for name, reading in readings.items() if name in used}
     values = {name: found_values for name, found_values in values.items() if name in used}
     if outside:
-        values = {name: part | per_sample_attacks(readings[name], readings["before"], outside, subject) for name, part in values.items()}
+        attacked = {name: per_sample_attacks(readings[name], readings["before"], [*outside.values()], subject) for name in values}
+        values = {name: part | attacked[name] for name, part in values.items()}
     measures = measured(readings, values, subject)
     retrained_readings = [reading for name, reading in readings.items() if name.startswith("retrained")]
     lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
@@ -124,21 +129,31 @@ def audit(
     )
 
 
-def _unaware(references: Sequence[nn.Module], values: Mapping[str, Values], subject: Subject, policy: Policy) -> set[str]:
-    """The names of all networks but those called retrained that show that they were trained on the forget data."""
-    used = {*values}
-    for number, _ in enumerate(references, start=1):
-        name = f"retrained {number}"
+def _unaware(
+    readings: Mapping[str, Reading], outside: Mapping[str, Reading], values: Mapping[str, Values], subject: Subject, policy: Policy
+) -> set[str]:
+    """The names of all networks but those that are no reference: trained on the forget data, by what they show, or given before.
+
+    The audited network beside itself would be cleared, and one retrained network given five times would pass for five seeds.
+    """
+    used = {"before", "after"}
+    together = {**readings, **outside}
+    for name, reading in together.items():
+        argument, _, number = name.partition(" ")
+        if name in ("before", "after"):
+            continue
+        rivals = [other for other in used if other in ("before", "after") or other.startswith(argument)]
+        again = min((other for other in rivals if same_answers(together[other], reading)), default=None)
         if (sign := saw_forget(values[name], subject.kind, policy, subject.gone.tolist())) is not None:
-            what = (
-                "loss attack on the forget samples" if sign is values[name][ATTACK] else "accuracy on unseen samples of the forgotten class"
-            )
-            warnings.warn(
-                f"retrained: network {number} seems to have been trained on the forget data ({what} {sign}); it is left out",
-                UncheckedWarning,
-                stacklevel=3,
-            )
-            used.discard(name)
+            attacked = sign is values[name][ATTACK]
+            what = "loss attack on the forget samples" if attacked else "accuracy on unseen samples of the forgotten class"
+            why = f"seems to have been trained on the forget data ({what} {sign})"
+        elif again is not None:
+            why = f"has the answers of {again}, to the bit, and is the same network"
+        else:
+            used.add(name)
+            continue
+        warnings.warn(f"{argument}: network {number} {why}; it is left out", UncheckedWarning, stacklevel=3)
     return used
 
 
@@ -208,9 +223,9 @@ class _Audited:
         def compute() -> Any:
             try:
                 return relearn(network, self.sets, like, settings, self.objective)
-            except ExpungeError:
+            except ExpungeError as error:
                 if name in ("before", "after"):
                     return None
-                raise
+                raise InputError(name.partition(" ")[0], "must be networks that can be trained, for re-learning", str(error)) from error
 
         return self.keep(label, Curve | None, compute)

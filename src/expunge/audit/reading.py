@@ -202,3 +202,8 @@ def check_alike(first: Reading, other: Reading, argument: str) -> None:
         if not same or (part.marks is not None and second.marks is not None and not numpy.array_equal(part.marks, second.marks)):
             rule = "must give the same samples in the same order whenever they are read: pass a dataset without random transforms"
             raise InputError(name, rule, "other samples at the second reading")
+
+
+def same_answers(first: Reading, second: Reading) -> bool:
+    """Whether two networks have the same losses, to the bit: by their weights a wrapper could not be told from what it wraps."""
+    return all(torch.equal(part.losses, second.parts[name].losses) for name, part in first.parts.items())

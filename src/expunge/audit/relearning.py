@@ -16,6 +16,7 @@ from expunge.data.objective import Batch, Objective
 from expunge.data.parting import cuttable, first_batches
 from expunge.errors import InputError
 from expunge.metrics.relearning import RelearnCurve, relearn_curve
+from expunge.model.copying import copied
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
 
@@ -30,9 +31,19 @@ def relearn(network: nn.Module, sets: Mapping[str, Data], like: Tensor, settings
     tuning = Tuning(Constant(settings.rate, settings.rounds), batch_size=settings.batch_size, seed=settings.seed)
     steps = first_batches(together, "data", settings.batch_size, settings.steps)
     curve = relearn_curve(
-        network, sets["forget"], unseen, steps, tuning, objective=objective, batch_size=settings.batch_size, progress=False
+        trainable(network), sets["forget"], unseen, steps, tuning, objective=objective, batch_size=settings.batch_size, progress=False
     )
     return plain(curve)
+
+
+def trainable(network: nn.Module) -> nn.Module:
+    """The network; where all of it is frozen, as networks that only answer often are, a copy that is not."""
+    if any(parameter.requires_grad for parameter in network.parameters()):
+        return network
+    copy = copied(network)
+    for parameter in copy.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return copy
 
 
 def plain(curve: RelearnCurve) -> Curve:

@@ -56,6 +56,8 @@ def _weighed(measure: Measure, side: Literal["answers", "inside"], tests: int, p
         noise = max(noise, spread(values) * math.sqrt(1 + 1 / networks))
     else:  # one network or two do not show how much networks differ
         margin = max(margin, policy.share_without_seeds * abs(gap))
+        if measure.name == DIVERGENCE:  # which varies as much as it is large, also where the original is no farther than they are
+            margin = max(margin, reference)
     if measure.name == READ_BACK:
         # By chance a strange network is read in part: a value that is far from normal, so that its spread says little.
         margin = max(margin, policy.read_back * abs(gap))

@@ -114,8 +114,8 @@ def run_unlearn(options: Unlearn) -> None:
     check_folder("out", options.out)
     with uninterrupted():
         from expunge.requests.estimate import estimate
-        from expunge.requests.prepared import Request, prepare
-        from expunge.requests.request import dropped_before, fulfil, store_of
+        from expunge.requests.prepared import Request
+        from expunge.requests.request import checked, fulfil
         from expunge.requests.settings import Settings
         from expunge.runtime.display import counted
 
@@ -124,11 +124,7 @@ def run_unlearn(options: Unlearn) -> None:
     say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
     examine = _examine(options, say, progress)
     if options.dry_run:
-        with store_of(request) as store:
-            prepared = prepare(request, store)
-            if store is not None:
-                dropped_before(store, prepared)
-        for line in estimate(prepared):
+        for line in estimate(checked(request)):
             print(on_one_line(line), flush=True)
         if options.sums is not None:
             print(f"stored sums: from {options.sums}, so the passes for a score are over the samples to forget alone")

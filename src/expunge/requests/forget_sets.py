@@ -21,6 +21,7 @@ from expunge.storage.documents import excerpt, read_plain
 
 ARGUMENT = "forget"
 RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+SPACED = re.compile(r" *([,-]) *")
 FORMS = "0-99,200 or label=3 or predicate=NAME or a file of ids (text, .csv, .npy)"
 LARGEST = 2**28  # bytes of a file of ids
 DIGITS = 18  # of an id
@@ -71,8 +72,8 @@ def _rows(spec: str, task: Task, column: str | None) -> Sequence[int]:
         return _labelled(value, task)
     if kind == "predicate" and not os.path.exists(spec):
         return _chosen(value, task)
-    if RANGES.fullmatch(spec.replace(" ", "")):
-        return _ranges(spec.replace(" ", ""), spec, task.rows.samples)
+    if RANGES.fullmatch(_compact(spec)):
+        return _ranges(_compact(spec), spec, task.rows.samples)
     path = Path(spec)
     if not path.exists():
         raise InputError(ARGUMENT, f"must be {FORMS}; there is no such file", spec)
@@ -87,15 +88,22 @@ def _rows(spec: str, task: Task, column: str | None) -> Sequence[int]:
         if isinstance(error, InputError):
             raise
         raise InputError(ARGUMENT, f"must be a file of ids ({excerpt(error)})", spec) from error
-    lines = _column(text, column, spec) if path.suffix.lower() == ".csv" else [line.partition("#")[0].strip() for line in text.splitlines()]
+    is_table = path.suffix.lower() == ".csv"
+    lines = _column(text, column, spec) if is_table else [line.partition("#")[0].strip() for line in text.splitlines()]
     rows: list[int] = []
     for number, line in enumerate(lines, start=1):
-        compact = line.replace(" ", "")
-        if compact and not RANGES.fullmatch(compact):
+        compact = _compact(line)
+        # A cell holds one entry: "1,000" may be a thousand, and an empty one is a sample that nobody would forget.
+        if (is_table and (not compact or "," in compact)) or (compact and not RANGES.fullmatch(compact)):
             raise InputError(ARGUMENT, f"{spec}, entry {number}: must be the id of a sample, a row of the training data", excerpt(line))
         if compact:
             rows += _ranges(compact, f"{spec}, entry {number}", task.rows.samples)
     return rows
+
+
+def _compact(text: str) -> str:
+    """Without spaces around commas and dashes; those between two numbers stay: 5 6 is not 56."""
+    return SPACED.sub(r"\1", text).strip()
 
 
 def _ranges(text: str, shown: str, samples: int) -> list[int]:

@@ -52,6 +52,17 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
     return receipts[0]
 
 
+def checked(request: Request) -> Prepared:
+    """All checks of a request and nothing else: key, store, task, weights, samples."""
+    if request.sign is not None:
+        private_key(request.sign)
+    with store_of(request) as store:
+        prepared = prepare(request, store)
+        if store is not None:
+            dropped_before(store, prepared)
+    return prepared
+
+
 @contextmanager
 def store_of(request: Request) -> Iterator[Store | None]:
     if request.sums is None:
