@@ -150,6 +150,8 @@ def test_every_result_in_the_repository_is_of_a_cell_that_is_asked_for():
     asked = {entry.cell.digest for members in ALL.values() for entry in members}
     others = profile_of("paper", models=("mnist/resnet20", "mnist/vgg16"))
     asked |= {entry.cell.digest for entry in entries(EXPERIMENTS["table1"], others)}
+    forgetting = profile_of("paper", models=("cifar10/resnet20", "cifar10/vgg16", "mnist/resnet20"))
+    asked |= {entry.cell.digest for entry in entries(EXPERIMENTS["forget"], forgetting)}
     stale = [path.name for path in sorted(RESULTS.glob("*.json")) if path.stem not in asked]
     assert not stale
 

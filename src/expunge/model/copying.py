@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -13,15 +14,18 @@ from expunge.runtime.nested import tensors
 
 def copied(model: nn.Module) -> nn.Module:
     """A deep copy outside inference mode. Activations that modules keep, which have a graph, are copied without it."""
-    with torch.inference_mode(False), torch.no_grad():  # TorchScript would copy parameters as results of a computation
+    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    # TorchScript would copy parameters as results of a computation.
+    with torch.inference_mode(False), torch.no_grad() if scripted else nullcontext():
         kept = [tensor for module in model.modules() for tensor in tensors([vars(module), module._buffers])]
         memo = {id(tensor): tensor.detach().clone() for tensor in kept if tensor.grad_fn is not None}
         try:
             copy_of = copy.deepcopy(model, memo)
         except (RuntimeError, TypeError) as error:
             raise ModelError(f"model: must be something copy.deepcopy can copy; found: {str(error).splitlines()[0]}") from error
-    for value, original in zip(copy_of.parameters(), model.parameters(), strict=True):
-        value.requires_grad_(original.requires_grad)
+    if scripted:
+        for value, original in zip(copy_of.parameters(), model.parameters(), strict=True):
+            value.requires_grad_(original.requires_grad)
     return copy_of
 
 
