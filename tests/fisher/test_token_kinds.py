@@ -135,3 +135,17 @@ def test_refused():
 def test_the_next_token_is_the_target_of_a_causal_model():
     ids = torch.tensor([[1, 2, 3], [4, -100, 5]])
     assert NEXT_TOKENS.targets((ids, ids)).tolist() == [[2, 3, -100], [-100, 5, -100]]
+
+
+@pytest.mark.parametrize("kind", ["expected", "sampled"])
+def test_positions_left_out_by_another_number_are_refused(kind):
+    """They would be counted: only -100 is known to be no token."""
+    model, targets = nn.Conv1d(2, 3, 1), torch.tensor([[0, 1, 255, 2]] * 4)
+    objective = Objective(losses=Skipping(ignore_index=255, reduction="none"), classes=True)
+    with pytest.raises(InputError, match=r"^kind: .* -100 at positions that do not count.*found ignore_index=255"):
+        fisher.diagonal(model, [(torch.randn(4, 2, 4), targets)], kind=kind, objective=objective)
+
+
+class Skipping(nn.CrossEntropyLoss):
+    def forward(self, logits, targets):
+        return super().forward(logits, targets).sum(1)

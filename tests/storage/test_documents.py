@@ -94,7 +94,8 @@ def test_texts_for_messages_are_short_and_printable():
 def test_nothing_reads_pickles_through_torch_or_json_without_limits():
     for path in Path(expunge.__file__).parent.rglob("*.py"):
         text = path.read_text()
-        assert "torch.load" not in text and "pickle.load" not in text and "Unpickler" not in text, path
+        assert all("weights_only=True" in call for call in re.findall(r"torch\.load\(.*", text)), path  # a user's .pt, named by them
+        assert "pickle.load" not in text and "Unpickler" not in text, path
         own = ("documents.py", "tensors.py", "files.py")  # the last two read bytes that they have just made
         assert "json.load" not in text or path.name in own, path
         assert "Image.open(" not in text or "formats=" in text, path

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from expunge.data.classes import check_class_logits
+from expunge.data.labels import IGNORED
 from expunge.data.objective import Objective
 from expunge.data.tokens import of_tokens
 from expunge.errors import InputError
@@ -57,6 +58,10 @@ def of_kind(kind: str, objective: Objective) -> Cotangents:
     def passes(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
         if logits.dim() == 2 and place == 1:
             return one(logits, targets, noise)
+        skipped = getattr(objective.losses, "ignore_index", IGNORED)  # torch's modules have it
+        if skipped != IGNORED:
+            rule = f"the model's own distribution needs {IGNORED} at positions that do not count, and a loss that skips these"
+            raise InputError("kind", rule, f"ignore_index={skipped}")
         return several(logits, targets, noise, place)
 
     return passes

@@ -26,6 +26,7 @@ from expunge.requests.settings import described
 from expunge.requests.signing import sign
 from expunge.requests.weights import file_digest, save_weights, shared_names, weights_of
 from expunge.storage.codec import encode
+from expunge.storage.documents import parse_json
 from expunge.storage.files import write_bytes, write_json
 from expunge.storage.folders import signature
 
@@ -86,7 +87,7 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
         data={"train": data_digest(prepared.task.train), "test": data_digest(prepared.task.test)},
         task=prepared.task.digest,
         code=this_code(device, threads),
-        measured=json.loads(json.dumps(measured)),
+        measured=parse_json(json.dumps(measured).encode()),
         files=names.digests(new),
         previous=head(ledger),
     )
