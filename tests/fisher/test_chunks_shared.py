@@ -172,7 +172,7 @@ for task in ("data", "weights", "kind", "keep", "failing", "hanging", "missing")
 def test_processes_that_do_not_agree_get_an_error_everywhere_and_soon(tmp_path):
     outputs = [output.splitlines() for output in processes.printed(processes.start(BAD, tmp_path, 2))]
     expected = {
-        "data": ("MismatchError: all processes must have the same data; found", "on rank 0 and", "on rank 1 [True]"),
+        "data": ("MismatchError: all processes must have the same data or batch size; found", "on rank 0 and", "on rank 1 [True]"),
         "weights": ("MismatchError: all processes must have the same weights; found", "on rank 0 and", "on rank 1 [True]"),
         "kind": ("MismatchError: all processes must have the same kind; found empirical on rank 0 and expected on rank 1 [True]",),
         "keep": ("MismatchError: all processes must have the same folder `keep`", "pass-0 on rank 0", "pass-1 on rank 1 [True]"),
