@@ -11,6 +11,10 @@ from pathlib import Path
 import expunge
 
 ROOT = Path(__file__).parents[1]
+# Without it gloo's threads may outlive Python, and the process then aborts after its work is done: about one run in forty here.
+PARTING = """import atexit, torch.distributed
+atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
+"""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -24,7 +28,7 @@ def start(script: str, folder: Path, size: int, *arguments: str) -> list[subproc
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         port = place.getsockname()[1]
-    (folder / "script.py").write_text(script)
+    (folder / "script.py").write_text(PARTING + script)
     return [
         subprocess.Popen(
             [sys.executable, "script.py", *arguments],

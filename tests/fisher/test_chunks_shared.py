@@ -116,7 +116,7 @@ open(f"read-{rank}", "w").write(str(slow.read))
 
 @pytest.mark.slow
 def test_torchrun_replaces_a_process_that_dies(tmp_path, alone):
-    (tmp_path / "script.py").write_text(RESTARTED)
+    (tmp_path / "script.py").write_text(processes.PARTING + RESTARTED)
     options = ["--standalone", "--nproc_per_node=2", "--max-restarts=1", "--monitor-interval=0.1"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, "script.py"]
     own_store = processes.environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")  # pytorch#135712: a shared one has stale addresses
