@@ -7,13 +7,14 @@ import torch
 
 from expunge import metrics
 from expunge.data.batches import measuring_size
+from expunge.errors import InputError
 from expunge.experiments import construction, results
 from expunge.experiments.networks import original, retrained
 from expunge.experiments.plans import EXPERIMENTS, entries
 from expunge.experiments.profiles import PAPER
 from expunge.experiments.runner import run
 from expunge.methods import METHODS, ByFisher, ResetAndDistil
-from expunge.training import Distillation, OneCycle
+from expunge.training import Constant, Distillation, OneCycle, Tuning
 from tests.experiments.tiny import TINY, place, tasks
 
 PROFILE = replace(TINY, evidence={"rate": 0.02, "epochs": 2})
@@ -50,6 +51,13 @@ def test_every_scenario_is_there_and_every_method_can_be_built():
     # Rows of a table are told apart by these.
     keys = [(entry.block, entry.section, entry.row, entry.cell.method["reading"], entry.setting, entry.cell.seed) for entry in members]
     assert len({*keys}) == len(keys)
+
+
+def test_the_epochs_of_a_methods_own_schedule_are_its_own():
+    cell = next(entry.cell for entry in planned() if (entry.cell.tuning or {}).get("schedule") == "own")
+    assert construction.tuning_of(replace(cell, tuning={"schedule": "own"}), Tuning(Constant(0.1, epochs=3))).schedule.epochs == 3
+    with pytest.raises(InputError, match="tuning: of the method's own schedule has 3 epochs; leave epochs out; found 4"):
+        construction.tuning_of(replace(cell, tuning={"schedule": "own", "epochs": 4}), Tuning(Constant(0.1, epochs=3)))
 
 
 def test_settings_become_those_of_the_method():

@@ -154,6 +154,7 @@ SHOWN = {
     "classes without numbers": (("class_accuracies", "after"), [None] * 10),
     "seconds near the largest": (("seconds",), 1e100),
     "losses near the largest": (("relearn", "losses"), [1e100, -1e100]),
+    "losses that were infinite": (("relearn", "losses"), [None, 1.0]),
     "divergence near the largest": (("divergence",), -1e100),
     "no re-learning": (("relearn",), None),
     "a scenario of many parts": (("cell", "scenario", "more"), {"a": [1, {"b": [None, 2.5]}]}),

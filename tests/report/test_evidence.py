@@ -176,6 +176,18 @@ def test_the_retrained_networks_curve_is_in_every_picture(measure):
     assert first[:2] == (["0.0", "12.5"] if measure == evidence.UNSEEN else ["4.375", "2.188"])
 
 
+def test_infinite_losses_are_gaps_in_a_curve_and_no_part_of_a_mean():
+    members = made.forgetting()
+    found = [result.get("evidence") or {} for result in members if result["cell"]["method"]["name"] == "retrain"]
+    losses = [part["relearn_losses"] for part in found if "relearn_losses" in part]
+    expected = f"{losses[1][0]:.3f}"
+    losses[0][0] = None  # of one seed of two
+    for curve in losses:
+        curve[1] = None
+    figure = evidence.relearning_curves(setting(results=members), "curve", evidence.LOSSES)
+    assert texts(figure.table.rows)["Retrain"][:2] == [expected, "–"]
+
+
 def test_the_page_has_all_of_it_where_it_was_measured():
     text = page([decode(Result, result) for result in made.forgetting()])
     part = unescape(text[text.index('<section id="forget"') : text.rindex("How it was run")])

@@ -9,11 +9,12 @@ from torch import nn
 import expunge
 from expunge import fisher
 from expunge.errors import ModelError
-from expunge.vision.networks import NETWORKS, head, resnet8, resnet50
+from expunge.vision.networks import NETWORKS, head, resnet8, resnet18, resnet50
 
 # trainable parameters with 10 classes and 3 channels, as published or as the common PyTorch versions count them
 PARAMETERS = {
     "resnet8": 75_290,
+    "resnet18": 11_173_962,
     "resnet20": 269_722,
     "resnet32": 464_154,
     "resnet44": 658_586,
@@ -112,7 +113,7 @@ def test_the_head_of_another_model_is_found_otherwise() -> None:
 
 def test_nothing_works_in_place() -> None:
     """Backward hooks on every module, which forbid it, and a forward that leaves its input alone."""
-    for name in ("resnet50", "googlenet", *LIGHT):
+    for name in ("resnet18", "resnet50", "googlenet", *LIGHT):
         network = NETWORKS[name](channels=1)
         for module in network.modules():
             module.register_full_backward_hook(lambda module, inputs, outputs: None)
@@ -128,11 +129,12 @@ def test_googlenet_concatenates_four_paths() -> None:
     assert widths == [256, 480] and network.classifier.in_features == 1024
 
 
-def test_bottlenecks_halve_the_image_three_times() -> None:
-    network = resnet50(width=4)
+@pytest.mark.parametrize(("build", "expansion"), [(resnet18, 1), (resnet50, 4)])
+def test_imagenets_stages_halve_the_image_three_times(build, expansion) -> None:
+    network = build(width=4)
     x = torch.zeros(1, 4, 32, 32)
     shapes = [tuple((x := stage(x)).shape[1:]) for stage in network.stages]
-    assert shapes == [(16, 32, 32), (32, 16, 16), (64, 8, 8), (128, 4, 4)]
+    assert shapes == [(4 * expansion, 32, 32), (8 * expansion, 16, 16), (16 * expansion, 8, 8), (32 * expansion, 4, 4)]
 
 
 class Output:

@@ -111,6 +111,8 @@ def tuning_of(cell: Cell, own: Tuning | None = None) -> Tuning | None:
     if "distillation" in settings:
         settings["distillation"] = Distillation(**settings["distillation"])
     if schedule == "own":
+        if own is not None and epochs not in (None, own.schedule.epochs):
+            raise InputError("tuning", f"of the method's own schedule has {own.schedule.epochs} epochs; leave epochs out", epochs)
         return None if own is None else replace(own, seed=cell.seed, **settings)
     recipe = recipe_of(cell.recipe)
     replayed = recipe.replayed(epochs, cell.seed)

@@ -265,7 +265,7 @@ def _evidence(cell: Cell, model: nn.Module, images: Parts, scenario: Scenario) -
         model, scenario.forget, scenario.tests["forget"], scenario.train, curve_tuning_of(cell), batch_size=size, progress=False
     )
     recall = {probe.module: probe.recall[cell.scenario["label"]] for probe in probes}
-    return Evidence(attack, recall, curve.losses, curve.accuracies, curve.unseen)
+    return Evidence(attack, recall, [_finite(loss) for loss in curve.losses], curve.accuracies, curve.unseen)
 
 
 def _like_forget(cell: Cell, scenario: Scenario) -> Any:
@@ -277,4 +277,4 @@ def _relearned(cell: Cell, model: nn.Module, before: nn.Module, scenario: Scenar
     """The paper fixes the network of MaskClassifier and re-learns its classifier alone."""
     only = head(model) if cell.method["name"] == CLASSIFIER else None
     relearned = metrics.relearn_time(model, before, scenario.forget, scenario.train, relearning_of(cell), only=only, progress=False)
-    return Relearn(**asdict(relearned))
+    return Relearn(relearned.epochs, relearned.limit, relearned.goal, [_finite(loss) for loss in relearned.losses])

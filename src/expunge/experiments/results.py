@@ -66,12 +66,12 @@ class Stability:
 
 @dataclass(frozen=True)
 class Relearn:
-    """Epochs until the forget loss is no more than the `goal`; None: not within `limit`. `losses` are those after each epoch."""
+    """Epochs until the forget loss is no more than the `goal`; None: not within `limit`. `losses`: after each epoch, None if infinite."""
 
     epochs: Count | None
     limit: Annotated[int, Within(1)]
     goal: float
-    losses: Sequence[float]
+    losses: Sequence[float | None]
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,13 @@ class Evidence:
     """What the network after the last epoch still knows. `loss_attack`: the area under the curve, forget against test samples.
 
     Where a class was forgotten: `probes`, how much of it a linear classifier finds at the end of each stage (recall on test data); and the
-    re-learn curve, before any epoch and after each: loss and accuracy on the forget samples, and accuracy on test samples of the class.
+    re-learn curve, before any epoch and after each: loss (None: infinite) and accuracy on the forget samples, and accuracy on test samples
+    of the class.
     """
 
     loss_attack: Share
     probes: Mapping[str, Share] = field(default_factory=dict)
-    relearn_losses: Sequence[float] = ()
+    relearn_losses: Sequence[float | None] = ()
     relearn_accuracies: Sequence[Share] = ()
     relearn_unseen: Sequence[Share] = ()
 

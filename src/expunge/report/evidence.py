@@ -100,9 +100,9 @@ def known(setting: Setting) -> Table | None:
 
 
 def _curve_at(row: Row, measure: str, epoch: int) -> list[float]:
-    """A point of each seed's curve that reaches so far."""
+    """A point of each seed's curve that reaches so far, and is finite."""
     curves = [at(result, "evidence", measure) or () for result in row.results]
-    return [curve[epoch] for curve in curves if epoch < len(curve)]
+    return [curve[epoch] for curve in curves if epoch < len(curve) and curve[epoch] is not None]
 
 
 def against_cost(setting: Setting, name: str) -> Figure | None:
@@ -178,27 +178,28 @@ def _ticks(places: dict[float, float]) -> dict[float, str]:
 def relearning_curves(setting: Setting, name: str, measure: str) -> Figure | None:
     """One small picture per method: the curve of re-learning by epoch, the retrained network's in each."""
     title, axis, scale = CURVES[measure]
-    rows = [row for row in setting.methods if _curve_at(row, measure, 1)]
+    rows = [row for row in setting.methods if _curves(row, measure, scale)]
     if not rows:
         return None
-    retrained = next((row for row in setting.rows if row.retrained and _curve_at(row, measure, 1)), None)
+    retrained = next((row for row in setting.rows if row.retrained and _curves(row, measure, scale)), None)
     means = {row: _mean_curve(row, measure, scale) for row in [*rows, *([retrained] if retrained else [])]}
-    last = max(map(len, means.values())) - 1
+    last = max(points[-1][0] for points in means.values())
     pictures = []
     for index, row in enumerate(rows):
         beside = [row] if retrained is None else [row, retrained]
-        losses = max(max(curve) for member in beside for curve in _curves(member, measure, scale))
+        losses = max(value for member in beside for curve in _curves(member, measure, scale) for _, value in curve)
         highest = 103.0 if measure == UNSEEN else 1.05 * losses or 1.0
         whole = [tick for tick in svg.ticks(0, last, 5) if tick == int(tick)]
         plane = svg.Plane((0, last), (-0.03 * highest, highest), size=SMALL, x_ticks=whole)
         if retrained is not None:
-            plane.line(enumerate(means[retrained]), retrained.mark, "dashed")
+            plane.line(means[retrained], retrained.mark, "dashed")
         for curve in _curves(row, measure, scale):
-            plane.line(enumerate(curve), row.mark, "thin")
-        plane.line(enumerate(means[row]), row.mark)
-        for epoch, value in enumerate(means[row]):
+            plane.line(curve, row.mark, "thin")
+        plane.line(means[row], row.mark)
+        for epoch, value in means[row]:
             plane.mark(epoch, value, row.mark, tip=f"epoch {epoch}: {value:.3g}")
-        description = f"From {means[row][0]:.3g} to {means[row][-1]:.3g} in {len(means[row]) - 1} epochs."
+        (first, before), (end, after) = means[row][0], means[row][-1]
+        description = f"From {before:.3g} to {after:.3g} in {end - first} epochs."
         drawing = plane.picture(f"{name}-{index}", f"{row.label}: {title.lower()}", description)
         pictures.append(Picture(drawing, row.label, svg.symbol(row.mark)))
     digits = 1 if measure == UNSEEN else 3
@@ -211,20 +212,24 @@ def relearning_curves(setting: Setting, name: str, measure: str) -> Figure | Non
         Table(
             f"{title}, by epoch",
             [Column("method"), *(Column(str(epoch), "epoch") for epoch in range(last + 1))],
-            [
-                [Cell(row.label), *(Cell(f"{value:.{digits}f}", value) for value in curve), *[Cell("–")] * (last + 1 - len(curve))]
-                for row, curve in means.items()
-            ],
+            [[Cell(row.label), *(_value(dict(points).get(epoch), digits) for epoch in range(last + 1))] for row, points in means.items()],
         ),
         small=True,
     )
 
 
-def _curves(row: Row, measure: str, scale: float) -> list[list[float]]:
-    return [[scale * value for value in curve] for result in row.results if (curve := at(result, "evidence", measure))]
+def _value(value: float | None, digits: int) -> Cell:
+    return Cell("–") if value is None else Cell(f"{value:.{digits}f}", value)
 
 
-def _mean_curve(row: Row, measure: str, scale: float) -> list[float]:
-    """The mean over the seeds that reach an epoch."""
-    longest = max(map(len, _curves(row, measure, scale)))
-    return [scale * (mean(_curve_at(row, measure, epoch)) or 0.0) for epoch in range(longest)]
+def _curves(row: Row, measure: str, scale: float) -> list[list[tuple[int, float]]]:
+    """The finite points of each seed's curve, by epoch."""
+    curves = [at(result, "evidence", measure) or () for result in row.results]
+    points = [[(epoch, scale * value) for epoch, value in enumerate(curve) if value is not None] for curve in curves]
+    return [curve for curve in points if curve]
+
+
+def _mean_curve(row: Row, measure: str, scale: float) -> list[tuple[int, float]]:
+    """By epoch the mean over the seeds that have a finite value there."""
+    epochs = sorted({epoch for curve in _curves(row, measure, scale) for epoch, _ in curve})
+    return [(epoch, scale * (mean(_curve_at(row, measure, epoch)) or 0.0)) for epoch in epochs]

@@ -10,11 +10,12 @@ from expunge.errors import ModelError
 from expunge.vision.networks.densenet import DenseNet, densenet100, densenet121
 from expunge.vision.networks.googlenet import GoogLeNet, googlenet
 from expunge.vision.networks.resnet import ResNet, resnet8, resnet20, resnet32, resnet44, resnet50_cifar, resnet56
-from expunge.vision.networks.resnet_bottleneck import BottleneckResNet, resnet50
+from expunge.vision.networks.resnet_imagenet import ImageNetResNet, resnet18, resnet50
 from expunge.vision.networks.vgg import VGG, vgg11, vgg13, vgg16, vgg19
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet8": resnet8,
+    "resnet18": resnet18,
     "resnet20": resnet20,
     "resnet32": resnet32,
     "resnet44": resnet44,
@@ -43,15 +44,16 @@ def head(network: nn.Module) -> tuple[str, ...]:
 __all__ = [
     "NETWORKS",
     "VGG",
-    "BottleneckResNet",
     "DenseNet",
     "GoogLeNet",
+    "ImageNetResNet",
     "ResNet",
     "densenet100",
     "densenet121",
     "googlenet",
     "head",
     "resnet8",
+    "resnet18",
     "resnet20",
     "resnet32",
     "resnet44",
