@@ -65,6 +65,11 @@ class ShadowSignals:
         """
         return self._picked(self.trained, ~self.members)
 
+    @property
+    def remembered(self) -> Tensor:
+        """φ of each sample by the shadows that were trained on it, before they forgot it."""
+        return self._picked(self.trained, self.members)
+
     def _picked(self, signals: Tensor, wanted: Tensor) -> Tensor:
         counts = wanted.sum(0).unique()
         if len(counts) != 1:
@@ -134,9 +139,13 @@ def method_rates(shadows: ShadowSignals, score: Callable[[Tensor, ShadowSignals]
 
     The intervals take scores as independent. Those of one shadow or one sample are not quite, so they are somewhat too narrow.
     """
-    parts = [(score(shadows.unlearned[number], shadows.without(number)), shadows.members[number]) for number in range(len(shadows.members))]
-    scores, members = (torch.stack(rows) for rows in zip(*parts, strict=True))
-    return attack_rates(scores[members], scores[~members])
+    scores = left_out_scores(shadows, score, shadows.unlearned)
+    return attack_rates(scores[shadows.members], scores[~shadows.members])
+
+
+def left_out_scores(shadows: ShadowSignals, score: Callable[[Tensor, ShadowSignals], Tensor], targets: Tensor) -> Tensor:
+    """The scores (S, N) of each shadow's own signals, a row of `targets`, by all other shadows."""
+    return torch.stack([score(targets[number], shadows.without(number)) for number in range(len(shadows.members))])
 
 
 def vulnerability(shadows: ShadowSignals) -> Tensor:
