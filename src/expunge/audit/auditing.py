@@ -70,8 +70,8 @@ def audit(
     `before` is the original network, `after` the one that was to forget; `test` holds samples that neither was trained on, some of them
     with the labels of the forget data. `retrained` are networks trained on the remain data alone, of other seeds: without one, a network
     can be convicted but not cleared. `out` are networks that were never trained on the forget samples, one to four, on whatever else: with
-    them every sample is attacked by itself (RMIA, IAM). `shadows` are what many networks that forgot by the same method say of single samples
-    (`audit.shadows.Shadows(...).evidence(method, forgotten)`): U-LiRA, RULI, KLOM and the 2023 challenge's ε score. The rules and
+    them every sample is attacked by itself (RMIA, IAM). `shadows` is what many networks that forgot by the same method say of single
+    samples (`audit.shadows.Shadows(...).evidence(method, forgotten)`): U-LiRA, RULI, KLOM and the 2023 challenge's ε score. The rules and
     thresholds are those of `policy`; see docs/audit.md.
 
     All networks, their modes and all random states stay as they are. `done` says in words how `after` was made, for the report. `keep` may

@@ -18,8 +18,8 @@ Word = Literal["not distinguished", "partly", "cosmetic", "damaged", "cannot tel
 class Measure:
     """One measure of every network; None where it was not measured.
 
-    `floor` are the values that every two retrained networks have, where a measure compares networks. `n` are the samples. `shadows` is, of an
-    attack by shadows, what networks never trained on the samples have: the mean, and where one more of them would lie.
+    `floor` are the values that every two retrained networks have, where a measure compares networks. `n` are the samples. `shadows`: of
+    measures by shadows, what networks never trained on the samples have, where one more of them would lie.
     """
 
     name: str

@@ -45,8 +45,8 @@ class Policy:
     samples: int
     """Fewer samples than these make no interval worth a verdict."""
     shadow_area: float = 0.03
-    """Without a retrained network: samples are known where an attack by shadows has an area under the curve that is surely so far above what
-    it has of shadows never trained on them."""
+    """Without one: samples are known where the area under the curve of an attack by shadows is surely so far above that of shadows never
+    trained on them."""
     shadows: int = 8
     """Fewer shadows than these make no interval."""
 

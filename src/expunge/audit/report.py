@@ -145,7 +145,6 @@ class Audit:
                 rows.append([name, *cells])
         return rows
 
-
     def _shadow_rows(self) -> list[Sequence[str]]:
         rows: list[Sequence[str]] = [["", "before", "after", *(["retrained"] if self.retrained else []), "never trained"]]
         for measure in ordered(self.measures):

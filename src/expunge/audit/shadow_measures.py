@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -49,7 +50,7 @@ WORDS = {
     EFFICACY: f"{AREA}, the same against shadows before any forgetting; shown, not judged",
     METHOD: "area under the curve of U-LiRA with each shadow in turn attacked by all others: of the method, not of one network",
     KLOM: "KL of the margins of shadows that forgot a sample from those never trained on it, nats, mean over forgotten candidates",
-    QUALITY: "F of the 2023 challenge: 1 where no threshold tells shadows that forgot a sample from those never trained on it, 0 where all do",
+    QUALITY: "the 2023 challenge's F: 1 if no threshold tells shadows that forgot a sample from those never trained on it, else less",
 }
 HALVES = "; {} networks on each side, since never trained is one half of those against the other"
 
@@ -134,7 +135,7 @@ def _of_method(evidence: ShadowEvidence, kind: Kind, count: int) -> list[Measure
     for targets in (signals.trained, signals.unlearned):
         scores = left_out_scores(signals, u_lira, targets)
         rates.append(attack_rates(scores[signals.members], scores[~signals.members]).area)
-    measures = [Measure(METHOD, "shadows", WORDS[METHOD], signals.members.numel(), *rates)]
+    measures = [Measure(METHOD, "shadows", WORDS[METHOD], signals.members.numel(), rates[0], rates[1])]
     half = evidence.number // 4
     if kind == "classes" or half < NETWORKS:
         return measures
@@ -162,14 +163,19 @@ def _quality(own: Tensor, others: Tensor) -> Interval | None:
 
 
 def known_by_shadows(named: Mapping[str, Measure], policy: Policy) -> list[Reason]:
-    """Attacks that surely tell the forgotten samples better than of networks never trained on them, where no retrained network is given."""
+    """Attacks that surely tell the forgotten samples better than of networks never trained on them, where no retrained network is given.
+
+    Surely: the lower end of the difference a − n of both areas, a − n − √((a − a_low)² + (n_high − n)²) (Newcombe's way to put two
+    intervals together), is above the policy's `shadow_area`, and so is a_low − 0.5.
+    """
     reasons = []
     for name in JUDGED:
         measure = named.get(name)
         if measure is None or measure.after is None or measure.shadows is None:
             continue
         after, never = measure.after, measure.shadows
-        if after.low > max(never.high, 0.5) + policy.shadow_area:
+        surely = after.value - never.value - math.hypot(after.value - after.low, never.high - never.value)
+        if min(surely, after.low - 0.5) > policy.shadow_area:
             words = (
                 f"{name} tells forget samples from never seen ones with area {after.value:.3f}, "
                 f"shadows never trained on either have {never.value:.3f} (up to {never.high:.3f})"

@@ -165,9 +165,10 @@ class Shadows:
         trained = [shadow for shadow in self._done("trained") if among is None or shadow in among]
         return self._work(name, 1, group, seconds, is_shown(progress), trained, noted)
 
-    def done(self, method: Any = None, about: str | None = None) -> int:
-        """How many shadows are trained, or, given a method, have forgotten by it."""
-        return len(self._done("trained" if method is None else self._name(method, about)))
+    def missing(self, method: Any = None, about: str | None = None) -> list[int]:
+        """The shadows that are not trained, or, given a method, have not forgotten by it."""
+        done = self._done("trained" if method is None else self._name(method, about))
+        return [shadow for shadow in range(self.number) if shadow not in done]
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -202,7 +203,7 @@ class Shadows:
             asked=samples if self.asked is None else self.asked,
             labels=load_tensors(self._path(0, "trained"), ANSWERS)[0]["labels"],
             forms=forms_of(self._fresh(0)),
-            method=about or (repr(method) if is_dataclass(method) else getattr(method, "__qualname__", "")),
+            method=str(about or (repr(method) if is_dataclass(method) else getattr(method, "__qualname__", ""))),
         )
 
     def _work(
