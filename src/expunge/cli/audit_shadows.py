@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +36,11 @@ def check_options(options: Audit) -> None:
         raise InputError("shadows", "must be even: two shadows share the candidates out", options.shadows)
     if options.seconds is not None:
         check_positive("seconds", options.seconds)
-    if options.at_once is not None:
-        check_whole("at_once", options.at_once, minimum=1)
+    for name in ("at_once", "jobs"):
+        if getattr(options, name) is not None:
+            check_whole(name, getattr(options, name), minimum=1)
+    if options.on == "ray" and find_spec("ray") is None:
+        raise InputError("on", "'ray' must be installed: pip install 'expunge[ray]'")
     if options.method is None and options.request is None:
         raise InputError("method", "must be how the audited network was made to forget, such as fisher-mask; or give --request FOLDER")
 
