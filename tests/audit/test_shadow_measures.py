@@ -26,7 +26,7 @@ from expunge.report.audit_page import audit_page
 
 QUICK = expunge.audit.Settings(rounds=0, bits=(), batch_size=64)
 TUNING = expunge.Tuning(expunge.Constant(0.2, epochs=6), batch_size=30, seed=100)
-TRAIN, FORGET, UNSEEN, WIDE = 104, 24, 32, 100  # rows: the first are to be forgotten; samples beyond TRAIN the audited network never saw
+TRAIN, FORGET, UNSEEN, WIDE = 112, 32, 40, 100  # rows: the first are to be forgotten; samples beyond TRAIN the audited network never saw
 
 
 @cache
@@ -139,7 +139,7 @@ def test_values_are_those_of_plain_loops(evidence):
 def test_they_are_shown_saved_and_read_back(evidence, tmp_path):
     report = run(trained(0, TRAIN), evidence[keep_all], [trained(20, FORGET, TRAIN)], progress=False)
     lines = str(report).splitlines()
-    assert "by 16 shadows, on 24 forgotten and 24 never seen samples" in lines and max(map(len, lines)) <= 80
+    assert "by 16 shadows, on 32 forgotten and 32 never seen samples" in lines and max(map(len, lines)) <= 80
     for text in (str(report), report.markdown(), report._repr_html_()):
         assert all(name in text for name in (ULIRA, RULI, METHOD, KLOM, QUALITY, "never trained"))
     assert expunge.audit.load_audit(report.save(tmp_path / "out")) == report and report.schema == 2
@@ -164,7 +164,7 @@ def test_whole_classes_have_no_measure_against_networks_that_know_the_class(evid
     chosen = (labels[:TRAIN] == 0).nonzero().flatten().tolist()
     others = (labels[:TRAIN] != 0).nonzero().flatten().tolist()
     shadows = replace(evidence[keep_all], forgotten=torch.arange(2 * FORGET) < FORGET)
-    with pytest.raises(MismatchError, match="shadows: .* of 24 forgotten candidates are no forget samples: of other data"):
+    with pytest.raises(MismatchError, match="shadows: .* of 32 forgotten candidates are no forget samples: of other data"):
         test = Subset(memorable(), range(TRAIN, TRAIN + UNSEEN))
         policy = replace(load_policy(), samples=5)
         data = Subset(memorable(), chosen), Subset(memorable(), others), test
@@ -190,14 +190,14 @@ def test_a_filter_of_infinities_is_attacked_too(evidence):
     [
         (lambda it: "shadows", InputError, "shadows: must be what Shadows.evidence"),
         (lambda it: replace(it, forms={"0.weight": (1, 2)}), MismatchError, "shadows: must be of networks like `before`; 0.weight is"),
-        (lambda it: replace(it, forgotten=~it.forgotten), MismatchError, "24 of 24 forgotten candidates are no forget samples"),
+        (lambda it: replace(it, forgotten=~it.forgotten), MismatchError, "32 of 32 forgotten candidates are no forget samples"),
         (lambda it: replace(it, labels=it.labels.flip(0)), MismatchError, "shadows: the candidates have other labels"),
         (
-            lambda it: replace(it, forgotten=it.forgotten & (torch.arange(48) != 3)),
+            lambda it: replace(it, forgotten=it.forgotten & (torch.arange(64) != 3)),
             InputError,
             "shadows: candidates that are not forgotten must be samples that the audited network never saw.*found 1",
         ),
-        (lambda it: replace(it, forgotten=torch.arange(48) < 5), InputError, "must have 20 candidates or more .* forgotten; found 5"),
+        (lambda it: replace(it, forgotten=torch.arange(64) < 5), InputError, "must have 20 candidates or more .* forgotten; found 5"),
     ],
 )
 def test_shadows_of_another_audit_are_named(evidence, change, error, message):
