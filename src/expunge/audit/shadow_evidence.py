@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from expunge.audit.checks import TWINS
 from expunge.audit.policy import Policy
 from expunge.audit.reading import Reading
 from expunge.audit.shadow_attacks import ShadowSignals
@@ -78,7 +79,8 @@ def check_candidates(evidence: ShadowEvidence, original: Reading) -> None:
     if wrong:
         raise MismatchError(f"{ARGUMENT}: {wrong} of {int(forgotten.sum())} forgotten candidates are no forget samples: of other data")
     trained = [marks for marks in known.values() if marks is not None]
-    if seen := max(int(numpy.isin(marks[~forgotten], numpy.concatenate(trained)).sum()) for marks in candidates):
+    seen = max(int(numpy.isin(marks[~forgotten], numpy.concatenate(trained)).sum()) for marks in candidates)
+    if seen > TWINS * len(forgotten):
         rule = "candidates that are not forgotten must be samples that the audited network never saw, such as test samples"
         raise InputError(ARGUMENT, rule, f"{seen} of the forget or remain set")
 

@@ -35,7 +35,7 @@ from expunge.metrics.membership import area_under_curve
 from expunge.metrics.predictions import logits
 
 ULIRA, RULI, EFFICACY = "U-LiRA", "RULI", "RULI, efficacy"
-METHOD, KLOM, QUALITY = "U-LiRA of method", "KLOM of method", "ε score of method"
+METHOD, KLOM, QUALITY = "U-LiRA (method)", "KLOM (method)", "ε score (method)"
 SHADOW_NAMES = (ULIRA, RULI, METHOD, KLOM, QUALITY)
 JUDGED = (ULIRA, RULI)
 FLOOR = 1e-6  # of probabilities, in RULI

@@ -121,7 +121,6 @@ def run_audit(options: Audit) -> int:
         if plan is not None:
             work, prepared = plan
             if not audit_shadows.trained(options, work, prepared, device.type):
-                print(f"{prepared.left()}; the same command goes on, and audits when all are done", file=sys.stderr, flush=True)
                 return 1
             shadows = prepared.ensemble.evidence(prepared.method, prepared.forgotten)
         found = audit(

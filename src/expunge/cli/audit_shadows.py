@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -81,16 +82,24 @@ def planned(options: Audit, rows: Sequence[int], before: Any, device: str, polic
 
 def trained(options: Audit, work: ShadowWork, prepared: Prepared, device: str) -> bool:
     """Do what is left to do; whether all of it is done."""
-    from expunge.experiments.shadow_running import run_shadows
+    from expunge.experiments.shadow_running import PROGRESS, run_shadows
+
+    done_so_far = re.compile(PROGRESS.format(r"\d+", r"\d+", r"\w+"))
 
     def say(line: str) -> None:
-        if not options.quiet or line.startswith("BROKEN"):
+        if not options.quiet or not done_so_far.fullmatch(line):
             print(on_one_line(line), file=sys.stderr, flush=True)
 
     if prepared.done():
         return True
-    say(prepared.cost())
-    return run_shadows(work, say, options.seconds, jobs_for(device, options.jobs), options.on).done()
+    if not options.quiet:
+        say(prepared.cost())
+    progress = False if options.quiet else None
+    broken = run_shadows(work, say, options.seconds, jobs_for(device, options.jobs), options.on, progress)
+    if not prepared.done():
+        why = "does what is left; see above what broke" if broken else "goes on, and audits when all are done"
+        print(f"{prepared.left()}; the same command {why}", file=sys.stderr, flush=True)
+    return prepared.done()
 
 
 def _method(options: Audit, rows: Sequence[int]) -> tuple[str, tuple[str, ...]]:

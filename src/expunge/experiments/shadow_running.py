@@ -28,6 +28,7 @@ from expunge.storage.documents import read_json
 from expunge.storage.files import write_json
 
 PLAN = "plan.json"
+PROGRESS = "{} of {} shadows {}"
 Say = Callable[[str], None]
 
 
@@ -43,23 +44,27 @@ def check_plan(prepared: Prepared) -> None:
 
 
 def run_shadows(
-    work: ShadowWork, say: Say, seconds: float | None = None, jobs: int = 1, on: Literal["processes", "ray"] = "processes"
-) -> Prepared:
-    """Do what is not done, and begin nothing that may not end within `seconds`; `Prepared.done()` says whether anything is left."""
+    work: ShadowWork,
+    say: Say,
+    seconds: float | None = None,
+    jobs: int = 1,
+    on: Literal["processes", "ray"] = "processes",
+    progress: bool | None = None,
+) -> int:
+    """Do what is not done, and begin nothing that may not end within `seconds`; the number of processes, or of tasks, that broke."""
     work = _absolute(work)
     prepared = prepare(work)
     check_plan(prepared)
     if on == "ray":
-        _on_ray(work, prepared, say, seconds)
-    elif jobs > 1:
+        return _on_ray(work, prepared, say, seconds)
+    if jobs > 1:
         cores = os.cpu_count() or 1
         path = _written(replace(work, threads=work.threads or max(1, cores // jobs)), prepared)
         text = "none" if seconds is None else str(seconds)
-        in_processes(["-m", "expunge.experiments.shadow_running", str(path), text], jobs, say, lambda label: None)
-    else:
-        _written(work, prepared)
-        do_shadows(work, prepared, say, seconds)
-    return prepared
+        return in_processes(["-m", "expunge.experiments.shadow_running", str(path), text], jobs, say, lambda label: None)
+    _written(work, prepared)
+    do_shadows(work, prepared, say, seconds, progress=progress)
+    return 0
 
 
 def do_shadows(
@@ -69,25 +74,26 @@ def do_shadows(
     seconds: float | None = None,
     among: Sequence[int] | None = None,
     wanted: Callable[[], bool] = lambda: True,
+    progress: bool | None = False,
 ) -> None:
     """Train those that are free and not done, then have those that are trained forget."""
     started, ensemble = time.monotonic(), prepared.ensemble
 
     def noted(what: str) -> Callable[[int], bool]:
         def note(done: int) -> bool:
-            say(f"{done} of {ensemble.number} shadows {what}")
+            say(PROGRESS.format(done, ensemble.number, what))
             return wanted()
 
         return note
 
     with nullcontext() if work.threads is None else threads(work.threads):
-        ensemble.train(seconds, False, among, noted("trained"))
+        ensemble.train(seconds, progress, among, noted("trained"))
         left = None if seconds is None else seconds - (time.monotonic() - started)
         if wanted() and (left is None or left > 0):
-            ensemble.unlearn(prepared.method, None, left, False, among, noted("forgot"))
+            ensemble.unlearn(prepared.method, None, left, progress, among, noted("forgot"))
 
 
-def _on_ray(work: ShadowWork, prepared: Prepared, say: Say, seconds: float | None) -> None:
+def _on_ray(work: ShadowWork, prepared: Prepared, say: Say, seconds: float | None) -> int:
     """A task for every group of shadows that are trained side by side. A task that begins after the time does nothing."""
     ensemble, method = prepared.ensemble, prepared.method
     with cluster(device_named(work.device).type) as run_all:
@@ -95,7 +101,7 @@ def _on_ray(work: ShadowWork, prepared: Prepared, say: Say, seconds: float | Non
         missing = ensemble.missing(method)
         groups = [missing[start : start + work.at_once] for start in range(0, len(missing), work.at_once)]
         until = None if seconds is None else time.time() + seconds
-        run_all(_do, [(str(path), group, until) for group in groups], say)
+        return run_all(_do, [(str(path), group, until) for group in groups], say)
 
 
 def _do(path: str, shadows: Sequence[int], until: float | None) -> tuple[int, list[str]]:
