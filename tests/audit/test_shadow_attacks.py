@@ -24,6 +24,7 @@ from expunge.audit.shadow_attacks import (
     u_lira,
     vulnerability,
 )
+from expunge.audit.shadows import memberships
 from expunge.errors import DivergedError, InputError
 
 
@@ -80,6 +81,14 @@ def test_a_method_is_attacked_by_shadows_that_do_not_know_the_target():
     own, rest = ([score for score, member in pairs if member is kind] for kind in (True, False))
     expected = sum((a > b) + 0.5 * (a == b) for a in own for b in rest) / len(own) / len(rest)
     assert method_rates(shadows).area.value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("score", [u_lira, ruli])
+def test_few_shadows_in_pairs_find_nothing_where_there_is_nothing(score):
+    """With the target alone left out, U-LiRA has an area of 0.436 here: members look less like members than others do."""
+    members = memberships(8, 2000, seed=1)
+    noise = torch.randn(8, 2000, generator=torch.Generator().manual_seed(0))
+    assert method_rates(ShadowSignals(noise, noise, members), score).area.value == pytest.approx(0.5, abs=0.012)
 
 
 def test_one_network_is_audited_on_what_it_forgot_against_what_it_never_saw():

@@ -169,7 +169,7 @@ def test_how_networks_are_trained_is_told_to_the_processes(tmp_path, monkeypatch
         asked.append(command)
         return subprocess.Popen([sys.executable, "-c", ""])
 
-    monkeypatch.setattr("expunge.experiments.worker.subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+    monkeypatch.setattr("expunge.experiments.processes.subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
     work = read_work(write_work(tmp_path / "cells.json", [], place(tmp_path), together=3, compiled=True, jobs=2))
     run_work(work, say=lambda line: None)
     places = []

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from expunge.errors import InputError
-from expunge.experiments.worker import _deaf_to_ctrl_c
+from expunge.experiments.processes import deaf_to_ctrl_c
 from expunge.runtime.exits import ended, uninterrupted
 
 heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job, as these tests may be, begins deaf to it
@@ -74,7 +74,7 @@ def test_while_processes_are_started_ctrl_c_waits_and_they_do_not_hear_it(thread
     children = []
     program = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('deaf')"
     try:
-        with pytest.raises(KeyboardInterrupt), _deaf_to_ctrl_c():
+        with pytest.raises(KeyboardInterrupt), deaf_to_ctrl_c():
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.01)
             children.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE))

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from expunge.audit.checks import check_sets, listed_networks
-from expunge.audit.findings import Curve, Pictures
+from expunge.audit.findings import Curve, Pictures, ShadowsUsed
 from expunge.audit.intervals import Interval
 from expunge.audit.judging import judge, lost_utility, saw_forget, too_few
 from expunge.audit.keeping import Keep, computed, key_of
@@ -34,6 +34,8 @@ from expunge.audit.relearning import relearn
 from expunge.audit.report import Audit
 from expunge.audit.rounding import rounded
 from expunge.audit.settings import Settings
+from expunge.audit.shadow_evidence import ShadowEvidence, check_candidates, check_evidence
+from expunge.audit.shadow_measures import shadow_measures
 from expunge.audit.table import measured
 from expunge.data.batches import Data
 from expunge.data.digest import data_digest
@@ -55,6 +57,7 @@ def audit(
     retrained: nn.Module | Sequence[nn.Module] | None = None,
     out: Sequence[nn.Module] = (),
     *,
+    shadows: ShadowEvidence | None = None,
     objective: Objective = Objective(),
     settings: Settings = Settings(),
     policy: Policy | None = None,
@@ -67,7 +70,9 @@ def audit(
     `before` is the original network, `after` the one that was to forget; `test` holds samples that neither was trained on, some of them
     with the labels of the forget data. `retrained` are networks trained on the remain data alone, of other seeds: without one, a network
     can be convicted but not cleared. `out` are networks that were never trained on the forget samples, one to four, on whatever else: with
-    them every sample is attacked by itself (RMIA, IAM). The rules and thresholds are those of `policy`; see docs/audit.md.
+    them every sample is attacked by itself (RMIA, IAM). `shadows` is what many networks that forgot by the same method say of single
+    samples (`audit.shadows.Shadows(...).evidence(method, forgotten)`): U-LiRA, RULI, KLOM and the 2023 challenge's ε score. The rules and
+    thresholds are those of `policy`; see docs/audit.md.
 
     All networks, their modes and all random states stay as they are. `done` says in words how `after` was made, for the report. `keep` may
     store parts that take long (`keeping.Folder`).
@@ -80,6 +85,8 @@ def audit(
         if not isinstance(value, kind):
             raise InputError(argument, "must be Settings() or a Policy, such as load_policy()", shown(value))
     policy = load_policy() if policy is None else policy
+    if shadows is not None:
+        check_evidence(shadows, before, policy)
     talk = is_shown(progress)
     sets = {"forget": forget, "remain": remain, "test": test}
     check_sets(sets, objective, talk)
@@ -95,6 +102,8 @@ def audit(
         )
     if not subject.others(readings["before"]["test"]).any():
         raise InputError("test", "must hold samples of labels that stay, beside those of the forgotten", "forgotten labels alone")
+    if shadows is not None:
+        check_candidates(shadows, readings["before"])
     found = {name: audited.values(name, network, readings, subject) for name, network in networks.items()}
     outside = {name: audited.read(name, network) for name, network in outside_networks.items()}
     values, curves = {name: part[0] for name, part in found.items()}, {name: part[1] for name, part in found.items()}
@@ -107,6 +116,9 @@ def audit(
         attacked = {name: per_sample_attacks(readings[name], readings["before"], [*outside.values()], subject) for name in values}
         values = {name: part | attacked[name] for name, part in values.items()}
     measures = measured(readings, values, subject)
+    if shadows is not None:
+        announce(f"attacks by {shadows.number} shadows", talk)
+        measures += shadow_measures({name: networks[name] for name in values}, shadows, subject.kind, policy, objective)
     retrained_readings = [reading for name, reading in readings.items() if name.startswith("retrained")]
     lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
     edges = edges_of(readings["before"], readings["after"])
@@ -126,7 +138,13 @@ def audit(
             {name: curve for name, curve in curves.items() if curve is not None and name in used},
         ),
         done=done,
+        shadows=None if shadows is None else _used(shadows),
     )
+
+
+def _used(shadows: ShadowEvidence) -> ShadowsUsed:
+    forgotten = int(shadows.forgotten.sum())
+    return ShadowsUsed(shadows.number, shadows.method, forgotten, len(shadows.forgotten) - forgotten)
 
 
 def _unaware(

@@ -9,7 +9,7 @@ from typing import Literal
 from expunge.audit.intervals import Interval
 from expunge.storage.codec import Count
 
-Side = Literal["utility", "answers", "inside", "rounded", "where", "likeness"]
+Side = Literal["utility", "answers", "inside", "rounded", "where", "likeness", "shadows"]
 Found = Literal["still there", "driven away", "unlike", "not distinguished", "no power"]
 Word = Literal["not distinguished", "partly", "cosmetic", "damaged", "cannot tell"]
 
@@ -18,7 +18,8 @@ Word = Literal["not distinguished", "partly", "cosmetic", "damaged", "cannot tel
 class Measure:
     """One measure of every network; None where it was not measured.
 
-    `floor` are the values that every two retrained networks have, where a measure compares networks. `n` are the samples.
+    `floor` are the values that every two retrained networks have, where a measure compares networks. `n` are the samples. `shadows`: of
+    measures by shadows, what networks never trained on the samples have, where one more of them would lie.
     """
 
     name: str
@@ -29,6 +30,17 @@ class Measure:
     after: Interval | None
     retrained: tuple[Interval, ...] = ()
     floor: tuple[Interval, ...] = ()
+    shadows: Interval | None = None
+
+
+@dataclass(frozen=True)
+class ShadowsUsed:
+    """How many shadows an audit had, how each of them forgot, and how many candidates were forgotten and never seen."""
+
+    number: Count
+    method: str
+    forgotten: Count
+    never_seen: Count
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from expunge.audit.intervals import Interval, bootstrap_difference
 from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, READ_BACK, REMAIN, RMIA, UNSEEN, Kind, Subject
 from expunge.audit.policy import Policy
 from expunge.audit.reading import Reading
+from expunge.audit.shadow_measures import known_by_shadows
 from expunge.audit.weighing import weigh
 from expunge.runtime.display import counted
 
@@ -78,7 +79,9 @@ def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy, gone: Seque
 
     A probe alone says nothing: features of a network that never saw a class separate it too.
     """
-    known = _known(named, kind, policy, "") + (_known_classes(named, gone, policy) if kind == "samples" else [])
+    known = _known(named, kind, policy, "")
+    if kind == "samples":
+        known += _known_classes(named, gone, policy) + known_by_shadows(named, policy)
     if known:
         return Judgement("partly", f"partly: {known[0].words}", tuple(known), (RETRAINED,))
     hidden = [reason for bits in (8, 4) for reason in _known(named, kind, policy, f", {bits} bits")]

@@ -36,10 +36,11 @@ def per_sample_attacks(reading: Reading, original: Reading, references: Sequence
     )
     before = [original[name].signals[rows].sigmoid() for name, rows in (("forget", every), ("test", asked))]
     found = {RMIA: rmia_rates(forget, unseen, population), IAM: completeness_rates(forget, unseen, *before)}
-    return {name: value for attack, rates in found.items() for name, value in _values(attack, rates).items()}
+    return {name: value for attack, rates in found.items() for name, value in values_of(attack, rates).items()}
 
 
-def _values(attack: str, rates: AttackRates) -> Values:
+def values_of(attack: str, rates: AttackRates) -> Values:
+    """The area, and the rates that there are samples enough for, by the names of measures."""
     values = {attack: rates.area}
     for share, point in (("1 %", rates.at_percent), ("0.1 %", rates.at_permille)):
         if point is not None:  # else a headline would rest on a single sample

@@ -44,6 +44,11 @@ class Policy:
     """And one that surely lost so much of a class that was to stay."""
     samples: int
     """Fewer samples than these make no interval worth a verdict."""
+    shadow_area: float = 0.03
+    """Without one: samples are known where the area under the curve of an attack by shadows is surely so far above that of shadows never
+    trained on them."""
+    shadows: int = 8
+    """Fewer shadows than these make no interval."""
 
     def __post_init__(self) -> None:
         for name in ("level", "power"):
@@ -51,9 +56,11 @@ class Policy:
         shares = ("detectable", "smallest_share", "share_without_seeds", "cosmetic_share", "known_accuracy", "read_back")
         for name in (*shares, "utility_loss", "class_loss"):
             check_number(f"policy.{name}", getattr(self, name), 0, 1, ends="(]")
-        check_number("policy.known_area", self.known_area, 0, 0.5, ends="[)")
+        for name in ("known_area", "shadow_area"):
+            check_number(f"policy.{name}", getattr(self, name), 0, 0.5, ends="[)")
         check_whole("policy.seeds", self.seeds, minimum=3, maximum=10**6)
         check_whole("policy.samples", self.samples, minimum=5, maximum=10**9)
+        check_whole("policy.shadows", self.shadows, minimum=6, maximum=10**5)
         make_plain(self)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from expunge.audit.findings import Judgement, Measure, Pictures
+from expunge.audit.findings import Judgement, Measure, Pictures, ShadowsUsed
 from expunge.audit.intervals import Interval
 from expunge.audit.measures import (
     ATTACK,
@@ -25,6 +25,7 @@ from expunge.audit.measures import (
 )
 from expunge.audit.policy import Policy
 from expunge.audit.settings import Settings
+from expunge.audit.shadow_measures import ordered
 from expunge.errors import InputError
 from expunge.runtime.display import counted, html_table, text_table
 from expunge.storage.codec import Count, decode, encode
@@ -45,7 +46,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Audit:
-    """What can be said about a network that was to forget. `schema` is the version of the JSON."""
+    """What can be said about a network that was to forget. `schema` is the version of the JSON: 2 may have shadows, 1 is read too."""
 
     verdict: Judgement
     kind: Kind
@@ -59,7 +60,8 @@ class Audit:
     data: Mapping[str, str | None]
     pictures: Pictures
     done: str = ""
-    schema: Literal[1] = 1
+    shadows: ShadowsUsed | None = None
+    schema: Literal[1, 2] = 2
 
     def __getitem__(self, name: str) -> Measure:
         """A measure by its name."""
@@ -76,6 +78,13 @@ class Audit:
         classes = "class" if len(self.labels) == 1 else "classes"
         return f"{classes} {', '.join(map(str, self.labels[:10]))}{' …' if self.labels[10:] else ''} ({samples})"
 
+    def by_shadows(self) -> str:
+        """How many shadows there were, in words."""
+        used = self.shadows
+        if used is None:
+            return "no shadows"
+        return f"by {used.number} shadows, on {used.forgotten} forgotten and {used.never_seen} never seen samples"
+
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write `result.json` and `model-card.md`, whole or not at all; an earlier audit there is replaced."""
 
@@ -88,8 +97,6 @@ class Audit:
 
     def markdown(self) -> str:
         """A section for a model card."""
-        rows = self._rows(SHORT)
-        table = ["| " + " | ".join(row) + " |" for row in rows]
         lines = [
             "## Audit of forgetting",
             "",
@@ -100,10 +107,8 @@ class Audit:
             *(f"- {reason.words}" for reason in self.verdict.reasons),
             *(f"- missing: {missing}" for missing in self.verdict.missing),
             "",
-            table[0],
-            "|" + "---|" * len(rows[0]),
-            *table[1:],
-            "",
+            *_markdown_table(self._rows(SHORT)),
+            *([f"{capital(self.by_shadows())}:", "", *_markdown_table(self._shadow_rows())] if self.shadows else []),
             "What this does not say:",
             "",
             *(f"- {limit}" for limit in LIMITS),
@@ -118,12 +123,16 @@ class Audit:
 
     def __str__(self) -> str:
         title = f"audit: {self.asked()}, {counted(self.retrained, 'retrained network') if self.retrained else 'no retrained network'}"
-        lines = [*_wrapped(title), text_table("", self._rows(SHORT)).lstrip("\n"), *_wrapped(self.verdict.sentence)]
+        lines = [*_wrapped(title), text_table("", self._rows(SHORT)).lstrip("\n")]
+        if self.shadows:
+            lines += [*_wrapped(self.by_shadows()), text_table("", self._shadow_rows()).lstrip("\n")]
+        lines += _wrapped(self.verdict.sentence)
         lines += [line for missing in self.verdict.missing for line in _wrapped(f"missing: {missing}", "- ")]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html_table(f"audit: {self.asked()}; {self.verdict.sentence}", self._rows(SHORT))
+        tables = html_table(f"audit: {self.asked()}; {self.verdict.sentence}", self._rows(SHORT))
+        return tables + html_table(self.by_shadows(), self._shadow_rows()) if self.shadows else tables
 
     def _rows(self, names: Sequence[str]) -> list[Sequence[str]]:
         known = {measure.name: measure for measure in self.measures}
@@ -135,6 +144,18 @@ class Audit:
                 cells = [shown(measure.before), shown(measure.after), *([shown_mean(others)] if self.retrained else [])]
                 rows.append([name, *cells])
         return rows
+
+    def _shadow_rows(self) -> list[Sequence[str]]:
+        rows: list[Sequence[str]] = [["", "before", "after", *(["retrained"] if self.retrained else []), "never trained"]]
+        for measure in ordered(self.measures):
+            cells = [shown(measure.before), shown(measure.after), *([shown_mean(measure.retrained)] if self.retrained else [])]
+            rows.append([measure.name, *cells, shown(measure.shadows)])
+        return rows
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:], ""]
 
 
 def load_audit(folder: str | os.PathLike[str]) -> Audit:

@@ -65,15 +65,20 @@ class ShadowSignals:
         """
         return self._picked(self.trained, ~self.members)
 
+    @property
+    def remembered(self) -> Tensor:
+        """φ of each sample by the shadows that were trained on it, before they forgot it."""
+        return self._picked(self.trained, self.members)
+
     def _picked(self, signals: Tensor, wanted: Tensor) -> Tensor:
         counts = wanted.sum(0).unique()
         if len(counts) != 1:
             raise InputError("members", "every sample must be in as many shadows as any other", f"{int(counts[0])} to {int(counts[-1])}")
         return signals.gather(0, wanted.long().argsort(dim=0, descending=True, stable=True))[: int(counts)]
 
-    def without(self, shadow: int) -> ShadowSignals:
-        """All but one shadow."""
-        rest = [number for number in range(len(self.members)) if number != shadow]
+    def without(self, *shadows: int) -> ShadowSignals:
+        """All but these."""
+        rest = [number for number in range(len(self.members)) if number not in shadows]
         return ShadowSignals(self.trained[rest], self.unlearned[rest], self.members[rest])
 
 
@@ -130,13 +135,25 @@ def target_rates(scores: Any, forgotten: Any) -> AttackRates:
 
 
 def method_rates(shadows: ShadowSignals, score: Callable[[Tensor, ShadowSignals], Tensor] = u_lira) -> AttackRates:
-    """The method audited, not one network: each shadow in turn is the target of an attack by all others, scores taken together.
+    """The method audited, not one network: each shadow in turn is the target of an attack by the others, scores taken together.
 
     The intervals take scores as independent. Those of one shadow or one sample are not quite, so they are somewhat too narrow.
     """
-    parts = [(score(shadows.unlearned[number], shadows.without(number)), shadows.members[number]) for number in range(len(shadows.members))]
-    scores, members = (torch.stack(rows) for rows in zip(*parts, strict=True))
-    return attack_rates(scores[members], scores[~members])
+    scores = left_out_scores(shadows, score, shadows.unlearned)
+    return attack_rates(scores[shadows.members], scores[~shadows.members])
+
+
+def left_out_scores(shadows: ShadowSignals, score: Callable[[Tensor, ShadowSignals], Tensor], targets: Tensor) -> Tensor:
+    """The scores (S, N) of each shadow's own signals, a row of `targets`, by all other shadows.
+
+    Where another shadow has just the candidates that it has not, as in the pairs of `shadows.memberships`, that is left out too: with the
+    target alone missing, one of the two distributions has a network less and is narrower, always on the side of the truth.
+    """
+    rows = []
+    for number, members in enumerate(shadows.members):
+        partner = (shadows.members == ~members).all(1).nonzero().flatten().tolist()[:1]
+        rows.append(score(targets[number], shadows.without(number, *partner)))
+    return torch.stack(rows)
 
 
 def vulnerability(shadows: ShadowSignals) -> Tensor:

@@ -20,6 +20,7 @@ from torch.utils.data import Subset
 
 from expunge.audit.membership import confidence
 from expunge.audit.shadow_attacks import ShadowSignals
+from expunge.audit.shadow_evidence import ShadowEvidence, forms_of
 from expunge.data.batches import device_of, measuring_size
 from expunge.data.digest import data_digest
 from expunge.data.indices import resolved, rows_of
@@ -39,6 +40,7 @@ from expunge.validate import check_seed, check_whole
 
 WEIGHTS, ANSWERS = "shadow weights", "shadow answers"
 Unlearn = Callable[[nn.Module, Any, Any], Any]  # (model, forget, remain): the new model, or an outcome that has it
+Noted = Callable[[int], bool | None]  # after a group, with how many are done; False: begin no other
 
 
 def memberships(shadows: int, candidates: int, seed: int = 0) -> Tensor:
@@ -107,8 +109,13 @@ class Shadows:
     def members(self) -> Tensor:
         return memberships(self.number, len(self.rows), self.seed)
 
-    def train(self, seconds: float | None = None, progress: bool | None = None) -> int:
-        """Train shadows that are missing, and return how many there are; begin none that may not end within `seconds`."""
+    def train(
+        self, seconds: float | None = None, progress: bool | None = None, among: Sequence[int] | None = None, noted: Noted | None = None
+    ) -> int:
+        """Train shadows that are missing, and return how many there are; begin none that may not end within `seconds`.
+
+        `among` are the shadows to train, by number; `noted` is called after those that were trained together.
+        """
 
         def group(shadows: Sequence[int]) -> None:
             models = [self._fresh(shadow) for shadow in shadows]
@@ -122,9 +129,17 @@ class Shadows:
                 self._keep_answers(shadow, "trained", model)  # last: a shadow with answers is done
                 self._path(shadow, "training").unlink(missing_ok=True)
 
-        return self._work("trained", self.at_once, group, seconds, False)
+        return self._work("trained", self.at_once, group, seconds, False, among, noted)
 
-    def unlearn(self, method: Any, about: str | None = None, seconds: float | None = None, progress: bool | None = None) -> int:
+    def unlearn(
+        self,
+        method: Any,
+        about: str | None = None,
+        seconds: float | None = None,
+        progress: bool | None = None,
+        among: Sequence[int] | None = None,
+        noted: Noted | None = None,
+    ) -> int:
         """Have each trained shadow forget its candidates, and return how many have; see `train`.
 
         `method` is one of expunge's, or a function (model, forget, remain) → new model; a function is known again by `about`, or its name.
@@ -147,8 +162,21 @@ class Shadows:
                     raise InputError("method", "must return the new model", type(outcome).__name__)
                 self._keep_answers(shadow, name, new)
 
-        trained = self._done("trained")
-        return self._work(name, 1, group, seconds, is_shown(progress), trained)
+        trained = [shadow for shadow in self._done("trained") if among is None or shadow in among]
+        return self._work(name, 1, group, seconds, is_shown(progress), trained, noted)
+
+    def missing(self, method: Any = None, about: str | None = None) -> list[int]:
+        """The shadows that are not trained, or, given a method, have not forgotten by it."""
+        done = self._done("trained" if method is None else self._name(method, about))
+        return [shadow for shadow in range(self.number) if shadow not in done]
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """All that makes the shadows but their number, so that more can be added: shadows of plans that differ are of two audits."""
+        data, asked = (None if part is None else data_digest(part) or len(part) for part in (self.data, self.asked))
+        tuning = re.sub(r" at 0x[0-9a-f]+", "", repr(self.tuning))  # a function counts by its name: it is elsewhere in every process
+        about = {"data": data, "asked": asked, "candidates": self.rows.tolist(), "seed": self.seed, "recipe": tuning}
+        return about | {"network": weights_digest(self._fresh(0))}
 
     def signals(self, method: Any, about: str | None = None, floor: float | None = None) -> ShadowSignals:
         """φ of every candidate by every shadow before and after it forgot by the method; all of them must have."""
@@ -158,6 +186,26 @@ class Shadows:
         rows = {part: torch.stack([self._answers(shadow, name, floor) for shadow in range(self.number)]) for part, name in names.items()}
         return ShadowSignals(rows["trained"], rows["unlearned"], self.members)
 
+    def evidence(self, method: Any, forgotten: Any, about: str | None = None) -> ShadowEvidence:
+        """What `expunge.audit(..., shadows=...)` takes. `forgotten` are the rows of `data` that the audited network was to forget.
+
+        They must be candidates. The other candidates must be samples that it never saw.
+        """
+        rows = rows_of(forgotten, len(self.data), "forgotten") % len(self.data)
+        if strange := int((~torch.isin(rows, self.rows)).sum()):
+            raise InputError("forgotten", "must be rows of data that are candidates", f"{strange} of {len(rows)} are not")
+        samples = Subset(self.data, self.rows.tolist())
+        return ShadowEvidence(
+            signals=self.signals(method, about),
+            bounded=self.signals(method, about, floor=1e-6),
+            forgotten=torch.isin(self.rows, rows),
+            samples=samples,
+            asked=samples if self.asked is None else self.asked,
+            labels=load_tensors(self._path(0, "trained"), ANSWERS)[0]["labels"],
+            forms=forms_of(self._fresh(0)),
+            method=str(about or (repr(method) if is_dataclass(method) else getattr(method, "__qualname__", ""))),
+        )
+
     def _work(
         self,
         name: str,
@@ -166,6 +214,7 @@ class Shadows:
         seconds: float | None,
         progress: bool,
         among: Sequence[int] | None = None,
+        noted: Noted | None = None,
     ) -> int:
         """Call `group` for shadows without answers of this name that no other process works on, `size` at a time."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
@@ -179,6 +228,8 @@ class Shadows:
                 free = [shadow for shadow in parts if stack.enter_context(try_lock(self._lock(shadow)))]
                 if free := [shadow for shadow in free if not self._path(shadow, name).exists()]:
                     group(free)
+                    if noted is not None and noted(len(self._done(name))) is False:
+                        break
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         return len(self._done(name))
 
@@ -222,11 +273,7 @@ class Shadows:
 
     @cached_property
     def _digest(self) -> str:
-        """Of all that makes the shadows but their number, so that more can be added."""
-        data, asked = (None if part is None else data_digest(part) or len(part) for part in (self.data, self.asked))
-        tuning = re.sub(r" at 0x[0-9a-f]+", "", repr(self.tuning))  # a function counts by its name: it is elsewhere in every process
-        about = [data, asked, self.rows.tolist(), self.seed, tuning, weights_digest(self._fresh(0))]
-        return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]
+        return hashlib.sha256(json.dumps([*self.plan.values()]).encode()).hexdigest()[:24]
 
     def _path(self, shadow: int, name: str) -> Path:
         return Path(self.folder) / f"{self._digest}-{shadow:04d}.{name}.safetensors"

@@ -10,6 +10,7 @@ from typing import Literal
 from expunge.audit.findings import Found, Measure, Test
 from expunge.audit.measures import AGREEMENT, ATTACK, DIVERGENCE, FORGET, READ_BACK, RELEARNED, RMIA, UNSEEN, Kind
 from expunge.audit.policy import Policy
+from expunge.audit.shadow_measures import JUDGED as BY_SHADOWS
 from expunge.audit.student import reach, spread
 
 
@@ -22,7 +23,7 @@ def judged(measure: Measure, kind: Kind) -> Literal["answers", "inside"] | None:
     name, _, bits = measure.name.rpartition(", ")
     if bits.endswith("bits"):
         return "inside" if name == (UNSEEN if kind == "classes" else ATTACK) else None
-    if measure.name in (DIVERGENCE, FORGET) or measure.name in ((UNSEEN,) if kind == "classes" else (ATTACK, RMIA)):
+    if measure.name in (DIVERGENCE, FORGET) or measure.name in ((UNSEEN,) if kind == "classes" else (ATTACK, RMIA, *BY_SHADOWS)):
         return "answers"
     return "inside" if measure.name in (READ_BACK, RELEARNED) or measure.name.startswith("probe, ") else None
 

@@ -7,10 +7,11 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from expunge.cli import audit_shadows
 from expunge.errors import InputError, UncheckedWarning
-from expunge.runtime.exits import uninterrupted
+from expunge.runtime.exits import on_one_line, uninterrupted
 from expunge.storage.files import check_folder
 
 PARTS = "parts"  # in the folder: what is finished, by digest
@@ -49,6 +50,27 @@ class Audit:
     """Let copies re-learn, which takes longest."""
     device: str | None = None
     """cuda if there is one, else cpu."""
+    shadows: int = 0
+    """Attack by so many shadows, best 64 or more: networks like the original, each trained on half of the forget samples and of as many
+    test samples, then made to forget them; U-LiRA, RULI, KLOM and the ε score. A task must have recipe()."""
+    method: str | None = None
+    """How the audited network was made to forget, and each shadow will be: such as fisher-mask, or path/to/file.py:Class."""
+    set: tuple[str, ...] = ()
+    """Settings of the method, such as ratio=0.05."""
+    request: str | None = None
+    """In place of both: a folder that `expunge unlearn` made, which has them."""
+    seconds: float | None = None
+    """Begin no shadow that may not end within so many seconds; the same command goes on. It exits with 1 until all are done."""
+    jobs: int | None = None
+    """Processes that share the shadows; without it one on a GPU, one per core on a CPU."""
+    at_once: int | None = None
+    """Shadows that one process trains side by side; without it 8 on a GPU, 1 on a CPU."""
+    on: Literal["processes", "ray"] = "processes"
+    """Shadows in processes of this machine, or as tasks of a Ray cluster (RAY_ADDRESS, else this machine), which sees the folders."""
+    shadow_folder: str | None = None
+    """For the shadows, which serve audits of other methods too; without it shadows/ in OUT."""
+    dry_run: bool = False
+    """Check everything, tell how many shadows are to be trained, and write nothing."""
     quiet: bool = False
     """No progress, the result alone."""
 
@@ -63,10 +85,12 @@ def run_audit(options: Audit) -> int:
         from expunge.report.audit_files import check_owner, write_audit
         from expunge.report.request_audit import of_task
         from expunge.requests.task import load_task
+        from expunge.runtime.display import counted
         from expunge.runtime.modes import device_named, one_thread
         from expunge.storage.locks import lock_all
         from expunge.vision.zoo import load_network
 
+    audit_shadows.check_options(options)
     check_folder("out", options.out)
     check_owner(options.out)
     policy = load_policy() if options.policy is None else load_policy(options.policy)
@@ -80,13 +104,25 @@ def run_audit(options: Audit) -> int:
 
     before, after = networks("before", options.before)[0], networks("after", options.after)[0]
     retrained, out = networks("retrained", *options.retrained), networks("never_trained", *options.never_trained)
-    forget, remain, test = _sets(options, device) if task is None else _sets_of_task(options, task)
+    forget, remain, test, rows = _sets(options, device) if task is None else _sets_of_task(options, task)
+    plan = audit_shadows.planned(options, rows, before, device.type, policy) if options.shadows else None
+    if options.dry_run:
+        print(f"audit of {len(rows)} samples beside {counted(len(retrained), 'retrained network')}")
+        if plan is not None:
+            print(on_one_line(plan[1].cost()))
+        print(f"nothing was written; without --dry-run the result is in {options.out}/")
+        return 0
     settings = Settings() if options.relearn else replace(Settings(), rounds=0)
     # For pictures as small as the digits threads only wait for each other.
     threads = one_thread() if options.dataset == "digits" and task is None else nullcontext()
     with lock_all("out", options.out, ["audit"]), threads, warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", UncheckedWarning)
-        keep, shown = Folder(Path(options.out) / PARTS), not options.quiet
+        keep, shown, shadows = Folder(Path(options.out) / PARTS), not options.quiet, None
+        if plan is not None:
+            work, prepared = plan
+            if not audit_shadows.trained(options, work, prepared, device.type):
+                return 1
+            shadows = prepared.ensemble.evidence(prepared.method, prepared.forgotten)
         found = audit(
             before,
             after,
@@ -95,6 +131,7 @@ def run_audit(options: Audit) -> int:
             test,
             retrained,
             out,
+            shadows=shadows,
             objective=Objective() if task is None else task.objective,
             settings=settings,
             policy=policy,
@@ -110,31 +147,36 @@ def run_audit(options: Audit) -> int:
     return 0
 
 
-def _sets(options: Audit, device: Any) -> tuple[Any, Any, Any]:
-    """Forget, remain and test data of a built-in dataset."""
+def _sets(options: Audit, device: Any) -> tuple[Any, Any, Any, list[int]]:
+    """Forget, remain and test data of a built-in dataset, and the rows to forget."""
+    import torch
+
     from expunge.vision import datasets
     from expunge.vision.scenarios import category, subset
 
     images = _named("dataset", lambda: datasets.load(options.dataset, options.data, size=options.size).to(device))
     kind, _, value = options.forget.partition("=")
     if kind == "label":
-        scenario = _named("forget", lambda: category(images.train, _numbers(value.split(",")), test=images.test))
+        labels = _numbers(value.split(","))
+        scenario = _named("forget", lambda: category(images.train, labels, test=images.test))
+        rows = torch.isin(images.train.labels.cpu(), torch.tensor(labels)).nonzero().flatten().tolist()
     elif kind == "rows":
         rows = _numbers(Path(value).read_text().split())
         scenario = _named("forget", lambda: subset(images.train, rows, test=images.test))
     else:
         raise InputError("forget", "must be label=NUMBER (several with commas) or rows=FILE", options.forget)
-    return scenario.forget, scenario.remain, images.test
+    return scenario.forget, scenario.remain, images.test, rows
 
 
-def _sets_of_task(options: Audit, task: Any) -> tuple[Any, Any, Any]:
+def _sets_of_task(options: Audit, task: Any) -> tuple[Any, Any, Any, list[int]]:
     import torch
 
     from expunge.requests.forget_sets import forget_rows
 
+    chosen = list(forget_rows(options.forget, task))
     rows = torch.zeros(task.rows.samples, dtype=torch.bool)
-    rows[list(forget_rows(options.forget, task))] = True
-    return task.rows.at(rows.nonzero().flatten(), True), task.rows.at((~rows).nonzero().flatten(), False), task.test
+    rows[chosen] = True
+    return task.rows.at(rows.nonzero().flatten(), True), task.rows.at((~rows).nonzero().flatten(), False), task.test, chosen
 
 
 def _named(argument: str, make: Any) -> Any:

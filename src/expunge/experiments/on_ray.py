@@ -7,47 +7,30 @@ are written whole or not at all, and locks end with their process.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from expunge.errors import InputError
 from expunge.experiments.cells import digest_of
+from expunge.experiments.cluster import cluster
 from expunge.experiments.runner import Place, Task, missing_networks, run
 from expunge.experiments.worker import Work, read_work
 from expunge.storage.codec import encode
 from expunge.storage.files import write_json
 
-RETRIES = 3  # of a task whose process or node died
-NEEDED = "'ray' must be installed: pip install 'expunge[ray]'"
-
 
 def run_on_ray(work: Work, say: Callable[[str], None], starting: Callable[[str], None] | None = None) -> int:
     """Do what is not done; return the number of tasks that broke. The cluster: RAY_ADDRESS, that of this machine, or a new one here."""
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError("on", NEEDED) from error
     place = _absolute(work).place
-    path = _written(_absolute(work))
-    own = not ray.is_initialized()
-    if own:
-        ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
-    try:
-        environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path)}}
-        resources = {"num_gpus": 1} if place.device.type == "cuda" else {"num_cpus": 1}
-        task = ray.remote(_do).options(max_retries=RETRIES, runtime_env=environment, **resources)
+    with cluster(place.device.type) as run_all:
+        path = _written(_absolute(work))
         open_tasks = [number for number, asked in enumerate(work.tasks) if not place.done(asked.cell)]
         needing = _first_to_need([work.tasks[number] for number in open_tasks], place)
         # Those that train first: one cell for every network that is missing, then the others.
-        broken = _finish(ray, [task.remote(str(path), open_tasks[number]) for number in needing], say)
+        broken = run_all(_do, [(str(path), open_tasks[number]) for number in needing], say)
         rest = [number for place_of, number in enumerate(open_tasks) if place_of not in needing]
-        return broken + _finish(ray, [task.remote(str(path), number) for number in rest], say)
-    finally:
-        if own:
-            ray.shutdown()
+        return broken + run_all(_do, [(str(path), number) for number in rest], say)
 
 
 def _do(path: str, number: int) -> tuple[int, list[str]]:
@@ -56,21 +39,6 @@ def _do(path: str, number: int) -> tuple[int, list[str]]:
         raise InputError("out", "must be a folder that every node of the cluster sees", str(Path(path).parent.parent))
     work, lines = read_work(path), list[str]()
     return run([work.tasks[number]], work.place, lines.append), lines
-
-
-def _finish(ray: Any, waiting: list[Any], say: Callable[[str], None]) -> int:
-    """Wait for tasks, saying what each did as it ends; the number that broke."""
-    broken = 0
-    while waiting:
-        (ended, *_), waiting = ray.wait(waiting, num_returns=1)
-        try:
-            failed, lines = ray.get(ended)
-        except ray.exceptions.RayError as error:
-            failed, lines = 1, [f"BROKEN a task of the cluster: {str(error).strip().splitlines()[-1]}"]
-        broken += failed
-        for line in lines:
-            say(line)
-    return broken
 
 
 def _first_to_need(tasks: Sequence[Task], place: Place) -> list[int]:

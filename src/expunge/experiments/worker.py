@@ -9,27 +9,22 @@ with 0 where every cell has a result, with 1 where one has none.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Thread
 from typing import Annotated, Literal
 
 from expunge.errors import InputError
 from expunge.experiments.cells import check_cell, digest_of
+from expunge.experiments.processes import STARTING, in_processes
 from expunge.experiments.results import BROKEN
 from expunge.experiments.runner import Place, Task, run
-from expunge.runtime.exits import ended, on_one_line, uninterrupted
+from expunge.runtime.exits import ended, on_one_line
 from expunge.runtime.modes import device_named
 from expunge.storage.codec import Within, decode, encode
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.files import write_json
-
-STARTING = "\u25b6 "  # before what a worker is about to do, for the process that shows it
 
 
 @dataclass(frozen=True)
@@ -77,69 +72,10 @@ def run_work(work: Work, say: Callable[[str], None], starting: Callable[[str], N
 
 
 def _in_processes(work: Work, say: Callable[[str], None], starting: Callable[[str], None] | None) -> int:
-    """Run in several processes. With `starting` all they print goes to `say` and `starting`, else straight to standard error."""
     content = encode(replace(work, jobs=1))
     name = digest_of({**content, "folder": "", "models": ""})  # the same wherever the folder is
     path = write_json(Path(work.folder) / "asked" / f"{name}.json", content)
-    command = [sys.executable, "-m", "expunge.experiments.worker", str(path), str(os.getpid())]
-    command += [] if starting is None else [STARTING]
-    errors = None if starting is None else subprocess.PIPE
-    workers: list[subprocess.Popen[str]] = []
-    listeners: list[Thread] = []
-    try:
-        with _deaf_to_ctrl_c():
-            for _ in range(work.jobs):
-                workers.append(subprocess.Popen(command, env=_same_imports(), stderr=errors, text=True))
-        for worker in workers:
-            if starting is not None:
-                listeners.append(Thread(target=_listen, args=(worker, say, starting)))
-                listeners[-1].start()
-        codes = [worker.wait() for worker in workers]
-    except BaseException:
-        with uninterrupted():  # a second Ctrl-C must not leave some of them running
-            for worker in workers:
-                worker.terminate()
-            for worker in workers:
-                worker.wait()
-        raise
-    finally:
-        for listener in listeners:
-            listener.join()
-    for code in codes:
-        if code < 0:  # a process that ends by itself has said why
-            say(f"a process was ended by {signal.Signals(-code).name}; the same command does what is left")
-    return sum(code != 0 for code in codes)
-
-
-def _listen(worker: subprocess.Popen[str], say: Callable[[str], None], starting: Callable[[str], None]) -> None:
-    assert worker.stderr is not None
-    with worker.stderr as lines:
-        for line in lines:
-            text = line.rstrip("\n")
-            starting(text.removeprefix(STARTING)) if text.startswith(STARTING) else say(text)
-
-
-def _same_imports() -> dict[str, str]:
-    """The environment of a process that finds modules where this one does, such as those of methods of one's own."""
-    folders = [os.path.abspath(folder) for folder in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8"}
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C, which would end each with a traceback: they are ended by the one that started them.
-
-    That one gets it, when all are started. The mask is what they inherit; it keeps the signal from this thread alone. Windows has none.
-    """
-    with uninterrupted():
-        if not hasattr(signal, "pthread_sigmask"):
-            yield
-            return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return in_processes(["-m", "expunge.experiments.worker", str(path)], work.jobs, say, starting)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,6 +28,7 @@ SIDES = {
     "inside": "What is inside",
     "rounded": "After rounding the weights",
     "likeness": "Likeness to retrained networks",
+    "shadows": "Attacks by shadow networks",
 }
 
 
@@ -62,6 +63,8 @@ def answers(audit: Audit) -> list[tuple[str, Sequence[str]]]:
             f"With probability {audit.policy.power}, {best.measure} shows {percent(best.detectable or 0)} of what the original knew; "
             f"the weakest test, {worst.measure}, {percent(worst.detectable or 0)}."
         )
+    if audit.shadows is not None:
+        sure.append(f"Attacked {audit.by_shadows()}; each shadow forgot by {audit.shadows.method}.")
     sure += [f"Missing: {missing}." for missing in audit.verdict.missing]
     return [
         ("What was asked", [f"To forget {audit.asked()}."]),
@@ -83,13 +86,15 @@ def measures(audit: Audit, side: str, title: str) -> Table | None:
     chosen = [measure for measure in audit.measures if measure.side == side]
     if not chosen:
         return None
-    columns = [Column("measure"), Column("before"), Column("after"), *([Column("retrained")] if audit.retrained else []), Column("samples")]
+    columns = [Column("measure"), Column("before"), Column("after"), *([Column("retrained")] if audit.retrained else [])]
+    columns += [*([Column("never trained")] if side == "shadows" else []), Column("samples")]
     rows = [
         [
             Cell(f"{measure.name}: {measure.words}"),
             _cell(measure.before),
             _cell(measure.after),
             *([_others(measure)] if audit.retrained else []),
+            *([_cell(measure.shadows)] if side == "shadows" else []),
             Cell(f"{measure.n:,}", measure.n),
         ]
         for measure in chosen

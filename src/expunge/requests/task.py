@@ -58,6 +58,10 @@ class Task:
             raise InputError(ARGUMENT, f"model() of {self.path} must return a torch.nn.Module", shown(model))
         return model
 
+    def fresh(self) -> nn.Module:
+        """Another network of model(), with weights of its own where model() draws them."""
+        return Task(self.path, self.digest, self.module).model
+
     @cached_property
     def train(self) -> Data:
         return self._data("train")

@@ -264,6 +264,21 @@ def save_network(path: Path, model: nn.Module, network: str, classes: int, chann
 def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> nn.Module:
     """Load a network that was saved by `save_network`, in eval mode."""
     tensors, metadata = load_tensors(path, KIND)
+    network, classes, channels = _named(metadata, path)
+    # Before anything is built: the number of classes in the file may need more memory than there is.
+    if _forms(tensors) != _forms_of(network, classes, channels):
+        raise InputError("path", f"must hold the weights of a {network} of its classes and channels", os.fspath(path))
+    model = build(network, classes, channels, 0, torch.device(device))
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def network_of(path: str | os.PathLike[str]) -> tuple[str, int, int]:
+    """The name, the classes and the channels of a network that was saved by `save_network`."""
+    return _named(load_tensors(path, KIND)[1], path)
+
+
+def _named(metadata: Mapping[str, str], path: str | os.PathLike[str]) -> tuple[str, int, int]:
     network = metadata.get("network", "a model of no name")
     if network not in NETWORKS:
         raise InputError("path", f"must hold one of the networks {', '.join(NETWORKS)}", excerpt(network))
@@ -271,12 +286,7 @@ def load_network(path: str | os.PathLike[str], device: torch.device | str = "cpu
         classes, channels = (named_number(metadata[name], 2**31, smallest=1) for name in ("classes", "channels"))
     except (KeyError, ValueError) as error:
         raise InputError("path", f"must record the network's classes and channels ({excerpt(error)})", os.fspath(path)) from error
-    # Before anything is built: the number of classes in the file may need more memory than there is.
-    if _forms(tensors) != _forms_of(network, classes, channels):
-        raise InputError("path", f"must hold the weights of a {network} of its classes and channels", os.fspath(path))
-    model = build(network, classes, channels, 0, torch.device(device))
-    model.load_state_dict(tensors)
-    return model.eval()
+    return network, classes, channels
 
 
 def _forms_of(network: str, classes: int, channels: int) -> dict[str, tuple[Any, ...]] | None:
