@@ -23,17 +23,25 @@ def program():
 
 
 def test_retrained_networks_pass_and_cheats_do_not(program, tmp_path):
-    networks = program.Networks(tmp_path, epochs=5)
-    found = {}
-    for case in program.cases(networks, references=1, labels=(4,), originals=1, retrained=2, few=0):
-        found[case.name, case.number] = program.verdict(case, networks).verdict.word
-    assert len(found) == 2 + 4
-    wrong = {case: word for case, word in found.items() if word not in program.EXPECTED[case[0]]}
-    assert not wrong
+    networks = program.Networks(tmp_path, epochs=5, count=2)
+    asked = [*program.cases((1,), labels=(4,), count=1, few=0), program.Case("retrained", 4, 1, 1)]
+    asked.append(program.Case("neighbours' leak", 4, 0, 1))
+    words = {case: program.verdict(case, networks).verdict.word for case in asked}
+    assert len(words) == 2 + 4 + 1
+    assert not {case: word for case, word in words.items() if word not in program.EXPECTED[case.name]}
+
+
+def test_no_network_is_its_own_reference(program, tmp_path, monkeypatch):
+    networks = program.Networks(tmp_path, count=20)
+    monkeypatch.setattr(networks, "retrained", lambda label, number: number)
+    for number in range(20):
+        others = networks.references(program.Case("retrained", 1, number, 11))
+        assert len({*others}) == 11 and number not in others and max(others) < 20
 
 
 def test_the_table_counts_what_is_right(program):
-    rows = [{"name": "retrained", "references": 1, "verdict": word} for word in ("not distinguished", "not distinguished", "partly")]
+    rows = [{"name": "retrained", "references": 1, "verdict": word} for word in ("partly", "not distinguished", "not distinguished")]
     (row,) = program.table(rows)
     assert (row["n"], row["right"], row["verdicts"]) == (3, pytest.approx(2 / 3), {"not distinguished": 2, "partly": 1})
     assert row["low"] < 2 / 3 < row["high"]
+    assert program.markdown([row]).splitlines()[2] == "| retrained | 2 of 3 (9–99 %): 2 not distinguished, 1 partly |"
