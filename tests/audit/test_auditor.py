@@ -24,11 +24,19 @@ def program():
 
 def test_retrained_networks_pass_and_cheats_do_not(program, tmp_path):
     networks = program.Networks(tmp_path, epochs=5, count=2)
-    asked = [*program.cases((1,), labels=(4,), count=1, few=0), program.Case("retrained", 4, 1, 1)]
-    asked.append(program.Case("neighbours' leak", 4, 0, 1))
+    names = ("retrained", "classifier masked", "logit filter", "original itself", "random weights", "neighbours' leak")
+    asked = [program.Case("retrained", 4, 1, 1), *(program.Case(name, 4, 0, 1) for name in names)]
     words = {case: program.verdict(case, networks).verdict.word for case in asked}
-    assert len(words) == 2 + 4 + 1
     assert not {case: word for case, word in words.items() if word not in program.EXPECTED[case.name]}
+
+
+def test_every_kind_is_asked_and_nothing_twice(program):
+    asked = [*program.cases((1, 5, 8), count=20, few=7)]
+    assert len(asked) == len({*asked})
+    counts = {key: sum((case.name, case.references) == key for case in asked) for key in {(case.name, case.references) for case in asked}}
+    assert counts["retrained", 11] == counts["retrained", 1] == counts["classifier masked", 0] == 60
+    assert {references for _, references in counts} == {0, 1, 5, 11} and len(counts) == 4 * len(program.EXPECTED)
+    assert all(counts[name, references] >= 21 for name, references in counts)
 
 
 def test_no_network_is_its_own_reference(program, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from expunge.runtime.display import counted
 
 OUT = "networks never trained on the forget samples (out, `expunge audit --never-trained`): the loss attack alone is a sanity check"
 RETRAINED = "a network retrained without the forget data"
+COMPARED = (DIVERGENCE, NEIGHBOURS)  # with other networks, beneath the first answer: no share of what the original knew
 MORE_SEEDS = "retrained networks of {} seeds or more: fewer do not show how much such networks differ"
 
 
@@ -44,8 +45,7 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
     reasons = tuple(_reason(test, named[test.measure]) for test in sorted(told, key=lambda test: -abs(test.left or 0)))
     seeds = max(len(named[test.measure].retrained) for test in tests)
     missing = () if seeds >= policy.seeds else (MORE_SEEDS.format(policy.seeds),)
-    beneath = (DIVERGENCE, NEIGHBOURS)  # which ask for more than the first answer
-    answered = max((test.left or 0 for test in tests if test.side == "answers" and test.measure not in beneath), default=0.0)
+    answered = max((test.left or 0 for test in tests if test.side == "answers" and test.measure not in COMPARED), default=0.0)
     hidden = [test for test in told if test.side == "inside" and test.found == "still there" and (test.left or 0) >= policy.cosmetic_share]
     if hidden and answered < policy.cosmetic_share:
         first = max(hidden, key=lambda test: test.left or 0)
@@ -57,7 +57,8 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
         sentence = f"partly: told from retrained networks by {by}"
         sentence += f"; up to {_share(max(still))} of what the original network knew is there" if still else ""
         return Judgement("partly", sentence, reasons, missing, tuple(tests))
-    powered = [test for test in tests if test.found == "not distinguished"]
+    # That samples go elsewhere than the original's next class clears nobody.
+    powered = [test for test in tests if test.found == "not distinguished" and test.measure != NEIGHBOURS]
     if {test.side for test in powered} != {"answers", "inside"}:
         absent = [side for side in ("answers", "inside") if side not in {test.side for test in powered}]
         what = tuple(
@@ -178,7 +179,7 @@ def saw_forget(values: Mapping[str, Interval], kind: Kind, policy: Policy, gone:
 def _reason(test: Test, measure: Measure) -> Reason:
     assert measure.after is not None
     beside = f"{_number(measure.after)}; retrained {test.reference:.3g} ± {test.margin:.2g}, original {test.before:.3g}"
-    share = "" if test.left is None or test.measure == DIVERGENCE else f", {_share(test.left)} of what the original knew"
+    share = "" if test.left is None or test.measure in COMPARED else f", {_share(test.left)} of what the original knew"
     return _of(f"{measure.name}: {test.found}: {beside}{share}", measure.name, measure.after)
 
 

@@ -78,10 +78,8 @@ def _weighed(measure: Measure, side: Literal["answers", "inside"], tests: int, p
 def _found(name: str, difference: float, gap: float, margin: float) -> Found:
     if abs(difference) <= margin or not math.isfinite(margin):
         return "not distinguished"
-    if name == DIVERGENCE:
+    if name in (DIVERGENCE, NEIGHBOURS):  # nearer to them, or elsewhere than the original's, is no trace
         return "unlike" if difference > 0 else "not distinguished"
-    if name == NEIGHBOURS:  # elsewhere than the original's is no trace of it
-        return "still there" if difference > 0 else "not distinguished"
     if difference * gap > 0 and abs(gap) > margin:
         return "still there"
     # Below chance, or beyond a reference that the original does not differ from.
