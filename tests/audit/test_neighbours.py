@@ -75,7 +75,7 @@ def test_cmia_is_scikit_learns_classifier_of_the_nearest_class():
         known, unseen = (network(part)[:, stays].log_softmax(1).detach().double().numpy() for part in (images, asked))
         mean, deviation = known.mean(0), known.std(0)
         rows = [numpy.c_[(part - mean) / deviation, numpy.ones(len(part))] for part in (known, unseen)]
-        model = LogisticRegression(C=1 / (2 * 2e-4 * len(known)), fit_intercept=False, max_iter=10000, tol=1e-8)  # two classes: w = ±w/2
+        model = LogisticRegression(C=1 / (1e-4 * len(known)), fit_intercept=False, max_iter=10000, tol=1e-8)  # of ±w/2 each
         return model.fit(rows[0], (labels == nearest).numpy()).predict(rows[1]).mean()
 
     assert measure.name == CMIA and measure.n == len(asked) and measure.before is not None and len(measure.retrained) == 1
