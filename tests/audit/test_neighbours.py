@@ -16,6 +16,16 @@ from expunge.audit.reading import read
 from expunge.model.copying import copied
 from tests.audit.small import FORGOTTEN, Filter, clouds, parts, trained
 
+# The clouds have four classes, too few for the audit to ask; tests that do ask switch that off.
+pytestmark = pytest.mark.usefixtures("three_are_enough")
+
+
+@pytest.fixture
+def three_are_enough(request, monkeypatch):
+    if "few" not in request.node.name:
+        monkeypatch.setattr("expunge.audit.neighbours.FEWEST", 3)
+
+
 QUICK = expunge.audit.Settings(rounds=2, steps=4, rate=0.002, batch_size=64)
 
 
@@ -59,6 +69,11 @@ def test_of_samples_of_classes_that_stay_nothing_is_asked():
     subject = Subject.of(reading["forget"], reading["remain"])
     assert neighbours(reading, subject, reading) == {}
     assert class_attack({"before": reading, "after": reading}, [reading], subject) == []
+
+
+def test_where_few_classes_stay_nothing_is_asked():
+    found, subject = readings(before=trained(0))
+    assert neighbours(found["before"], subject, found["before"]) == {}
 
 
 def test_cmia_is_scikit_learns_classifier_of_the_nearest_class():
