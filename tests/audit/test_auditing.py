@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Subset
 
 import expunge
+from expunge.audit.intervals import auc_interval
 from expunge.audit.keeping import Folder
 from expunge.errors import DivergedError, InputError, UncheckedWarning
 from tests.audit.small import FORGOTTEN, Filter, clouds, fresh, parts, trained
@@ -78,6 +79,36 @@ def test_samples_of_classes_that_stay():
     report = expunge.audit(trained(0), trained(1), forget, remain, parts()[2], settings=QUICK)
     assert report.kind == "samples" and report.verdict.word == "cannot tell" and report.asked() == "60 samples"
     assert not any(measure.name.startswith("probe") for measure in report.measures)
+
+
+def test_the_mix_of_labels_does_not_tell_forget_samples():
+    """A network that never saw them, bad at one label; the forget set has most of that label, the test set as much of each."""
+    data, test = clouds(), clouds(240, seed=1)
+    chosen = torch.zeros(400, dtype=torch.bool)
+    for label, count in ((0, 60), (1, 8), (3, 8)):
+        chosen[torch.where(data.tensors[1] == label)[0][:count]] = True
+    forget, remain = (Subset(data, torch.where(rows)[0].tolist()) for rows in (chosen, ~chosen))
+
+    class Harder(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x) - torch.tensor([6.0, 0, 0, 0])
+
+    clean = fresh(33)
+    expunge.train(clean, remain, expunge.Tuning(expunge.Constant(0.05, 12), batch_size=32))
+    after = Harder(clean).eval()
+    report = expunge.audit(trained(0), after, forget, remain, test, settings=expunge.audit.Settings(rounds=0, bits=()))
+    losses = [
+        torch.nn.functional.cross_entropy(after(rows), labels, reduction="none").detach()
+        for rows, labels in ((data.tensors[0][chosen], data.tensors[1][chosen]), test.tensors)
+    ]
+    like = test.tensors[1] != 2
+    assert auc_interval(-losses[0], -losses[1][like]).high < 0.47  # pooled, it would be convicted: policy.known_area is 0.03
+    assert 0.5 in report["loss attack on forget"].after and report.verdict.word == "cannot tell"
+    assert 0.5 in report["loss attack on remain"].after
 
 
 def test_samples_and_a_whole_class_together():

@@ -23,17 +23,33 @@ def program():
 
 
 def test_retrained_networks_pass_and_cheats_do_not(program, tmp_path):
-    networks = program.Networks(tmp_path, epochs=5)
-    found = {}
-    for case in program.cases(networks, references=1, labels=(4,), originals=1, retrained=2, few=0):
-        found[case.name, case.number] = program.verdict(case, networks).verdict.word
-    assert len(found) == 2 + 4
-    wrong = {case: word for case, word in found.items() if word not in program.EXPECTED[case[0]]}
-    assert not wrong
+    networks = program.Networks(tmp_path, epochs=5, count=2)
+    names = ("retrained", "classifier masked", "logit filter", "original itself", "random weights", "neighbours' leak")
+    asked = [program.Case("retrained", 4, 1, 1), *(program.Case(name, 4, 0, 1) for name in names)]
+    words = {case: program.verdict(case, networks).verdict.word for case in asked}
+    assert not {case: word for case, word in words.items() if word not in program.EXPECTED[case.name]}
+
+
+def test_every_kind_is_asked_and_nothing_twice(program):
+    asked = [*program.cases((1, 5, 8), count=20, few=7)]
+    assert len(asked) == len({*asked})
+    counts = {key: sum((case.name, case.references) == key for case in asked) for key in {(case.name, case.references) for case in asked}}
+    assert counts["retrained", 11] == counts["retrained", 1] == counts["classifier masked", 0] == 60
+    assert {references for _, references in counts} == {0, 1, 5, 11} and len(counts) == 4 * len(program.EXPECTED)
+    assert all(counts[name, references] >= 21 for name, references in counts)
+
+
+def test_no_network_is_its_own_reference(program, tmp_path, monkeypatch):
+    networks = program.Networks(tmp_path, count=20)
+    monkeypatch.setattr(networks, "retrained", lambda label, number: number)
+    for number in range(20):
+        others = networks.references(program.Case("retrained", 1, number, 11))
+        assert len({*others}) == 11 and number not in others and max(others) < 20
 
 
 def test_the_table_counts_what_is_right(program):
-    rows = [{"name": "retrained", "references": 1, "verdict": word} for word in ("not distinguished", "not distinguished", "partly")]
+    rows = [{"name": "retrained", "references": 1, "verdict": word} for word in ("partly", "not distinguished", "not distinguished")]
     (row,) = program.table(rows)
     assert (row["n"], row["right"], row["verdicts"]) == (3, pytest.approx(2 / 3), {"not distinguished": 2, "partly": 1})
     assert row["low"] < 2 / 3 < row["high"]
+    assert program.markdown([row]).splitlines()[2] == "| retrained | 2 of 3 (9–99 %): 2 not distinguished, 1 partly |"

@@ -10,7 +10,7 @@ import pytest
 from expunge.audit.findings import Measure, Reason
 from expunge.audit.intervals import Interval, clopper_pearson
 from expunge.audit.judging import judge, saw_forget
-from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, READ_BACK, RELEARNED, UNSEEN
+from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, NEIGHBOURS, READ_BACK, RELEARNED, UNSEEN
 from expunge.audit.policy import FILE, load_policy
 from expunge.errors import InputError
 
@@ -70,6 +70,27 @@ def test_few_retrained_networks_do_not_show_how_much_networks_diverge():
     assert judge([replace(mine, after=Interval(0.1, 0.09, 0.11))], "samples", POLICY).word == "partly"
 
 
+def neighbouring(after: float, *retrained: float):
+    return [*of_class(0, 0, (0,) * len(retrained), (0,) * len(retrained)), row(NEIGHBOURS, 1, after, *retrained)]
+
+
+@pytest.mark.parametrize("retrained", [(0.4,), (0.3, 0.5, 0.4, 0.45, 0.35)])
+def test_forgotten_samples_that_go_where_the_original_had_them_next_are_told(retrained):
+    """0.65 of the way from 0.4 to 1 is 0.79, whatever the number of retrained networks."""
+    told = judge(neighbouring(0.85, *retrained), "classes", POLICY)
+    assert told.word == "partly" and told.reasons[0].measure == NEIGHBOURS
+    assert judge(neighbouring(0.75, *retrained), "classes", POLICY).word == "not distinguished"
+    assert judge(neighbouring(0, *retrained), "classes", POLICY).word == "not distinguished"  # elsewhere is no trace
+    hidden = [measure for measure in neighbouring(1, *retrained) if measure.name != RELEARNED]
+    hidden.append(row(RELEARNED, 0.97, 0.9, *(0 for _ in retrained)))
+    assert judge(hidden, "classes", POLICY).word == "cosmetic"  # a filter leaves all that is beneath the first answer
+
+
+def test_one_retrained_network_that_goes_there_too_clears_the_others():
+    assert judge(neighbouring(0.9, 0.4, 0.3, 0.9, 0.3, 0.35), "classes", POLICY).word == "not distinguished"
+    assert judge(neighbouring(0.9, 0.4, 0.3, 0.5, 0.3, 0.35), "classes", POLICY).word == "partly"
+
+
 def test_driven_away_is_told():
     """Below what networks have that never saw the samples."""
     measures = [
@@ -93,7 +114,11 @@ def test_without_retrained_networks_nothing_clears():
         return judge([*rows, row(READ_BACK, 0.97, back), row("probe, stage 1", 0.97, 0.97)], "classes", POLICY)
 
     assert alone(0, 0, 0.02).word == "cannot tell" and alone(0, 0, 0.02).missing == ("a network retrained without the forget data",)
-    assert alone(0.3, 0, 0).word == "partly"
+    assert alone(0.3, 0, 0).word == "partly" and alone(0.3, 0.3, 0.4).word == "partly"
+    # Some of it in the answers, nearly all of it beneath them: hidden, and not done.
+    assert alone(0.3, 0, 0.95).word == "cosmetic" and alone(0.3, 0.9, 0).word == "cosmetic"
+    assert len(alone(0.3, 0, 0.95).reasons) == 2
+    assert alone(0.97, 0.97, 0.97).word == "partly" and alone(0.6, 0.9, 0.95).word == "partly"
     assert alone(0, 0.8, 0).word == "cosmetic" and "4 bits" in alone(0, 0.8, 0).sentence
     assert alone(0, 0, 0.9).word == "cosmetic"
     assert judge([row(ATTACK, 0.8, 0.75)], "samples", POLICY).word == "partly"

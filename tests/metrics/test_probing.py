@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from expunge.errors import DivergedError, InputError, ModelError
 from expunge.metrics import linear_probes
+from expunge.metrics.probing import RIDGE, fitted
 from expunge.model.stages import stage_ends
 from expunge.vision.networks import NETWORKS
 from tests.methods import properties
@@ -46,6 +47,40 @@ def test_they_are_those_of_scikit_learn():
         assert abs(probe.accuracy - right.mean()) <= 0.011  # a sample on the border may fall to either side
         recall = {label: right[held_out.tensors[1].numpy() == label].mean() for label in range(4)}
         assert all(abs(probe.recall[label] - share) <= 0.041 for label, share in recall.items())
+
+
+def points(count, width, classes, shift, seed, rare=0.0, twins=0):
+    """Standardised features of classes so far apart; a share of all labels is 0, and some features come twice but for a thousandth."""
+    numbers = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (count,), generator=numbers)
+    labels[torch.rand(count, generator=numbers) < rare] = 0
+    features = shift * torch.randn(classes, width, generator=numbers)[labels] + torch.randn(count, width, generator=numbers)
+    features = torch.cat([features, features[:, :twins] + 1e-3 * torch.randn(count, twins, generator=numbers)], 1)
+    return (features - features.mean(0)) / features.std(0, correction=0), labels, classes
+
+
+FITTED = {
+    "overlapping": lambda: points(400, 8, 4, 0.5, 0),
+    "far apart": lambda: points(400, 8, 4, 3, 1),
+    "more features than samples": lambda: points(60, 120, 3, 0.5, 2),
+    "rare classes": lambda: points(500, 10, 5, 0.7, 3, rare=0.9),
+    "features twice": lambda: points(300, 8, 4, 0.5, 4, twins=3),
+    "two classes": lambda: points(300, 9, 2, 0.4, 5),
+    "as in an audit": lambda: points(1300, 64, 10, 0.6, 6),
+}
+
+
+@pytest.mark.parametrize("case", FITTED)
+def test_probabilities_are_those_of_scikit_learn(case):
+    features, labels, classes = FITTED[case]()
+    weights = fitted(features, labels, classes)
+    ours = (features @ weights[:-1] + weights[-1]).double().softmax(1).numpy()
+    rows = numpy.c_[features.double().numpy(), numpy.ones(len(features))]
+    # Of two classes scikit-learn has one vector, the difference w of ours, ±w/2: ‖w‖² there is twice the sum of squares here.
+    strength = 1 / (2 * RIDGE * len(rows)) * (2 if classes == 2 else 1)
+    model = LogisticRegression(C=strength, fit_intercept=False, max_iter=20000, tol=1e-10).fit(rows, labels.numpy())
+    assert weights.dtype == torch.float32 and abs(ours - model.predict_proba(rows)).max() < 1e-4
+    assert (ours.argmax(1) == model.predict(rows)).all()
 
 
 def test_what_a_layer_drops_no_probe_finds():

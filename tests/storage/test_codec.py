@@ -1,13 +1,15 @@
 """Dataclasses to JSON and back: what comes back is what went, and what is not of its type is named."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from expunge.storage.codec import Amount, Count, Share, Within, decode, encode
+from expunge.storage.codec import Amount, Count, Number, Share, Within, decode, encode
+from expunge.storage.documents import parse_json
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,34 @@ def test_types_without_a_class():
     assert decode(Count, 3) == 3 and decode(Share | None, None) is None
     with pytest.raises(TypeError, match="^ratio is half$"):
         decode(Share | None, "half", "ratio")
+
+
+@dataclass(frozen=True)
+class Losses:
+    values: tuple[Number, ...]
+    best: Number | None = None
+
+
+def test_infinite_numbers_are_text_in_standard_json():
+    losses = Losses((1.5, math.inf, -math.inf, 1e300, 0), math.inf)
+    text = json.dumps(encode(losses), allow_nan=False)
+    assert decode(Losses, parse_json(text)) == losses and '"-Infinity"' in text
+    assert decode(Losses, {"values": [], "best": None}) == Losses(())
+
+
+@pytest.mark.parametrize("value", [math.nan, {"a": [math.nan]}, Losses((1.0, math.nan))])
+def test_nan_is_refused(value):
+    with pytest.raises(ValueError, match="NaN"):
+        encode(value)
+
+
+@pytest.mark.parametrize("wrong", ["NaN", "infinity", "", True, None, math.nan])
+def test_text_that_is_no_infinity_is_named(wrong):
+    with pytest.raises(TypeError, match="^values is "):
+        decode(Losses, {"values": [wrong]})
+
+
+def test_numbers_that_must_be_finite_stay_so():
+    for kind in (float, Share, Amount, Count):
+        with pytest.raises(TypeError, match="^value is Infinity$"):
+            decode(kind, "Infinity", "value")

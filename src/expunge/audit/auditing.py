@@ -26,6 +26,7 @@ from expunge.audit.measures import (
     relearned,
     utility,
 )
+from expunge.audit.neighbours import neighbours
 from expunge.audit.per_sample import per_sample_attacks
 from expunge.audit.pictures import edges_of, histograms
 from expunge.audit.policy import Policy, load_policy
@@ -205,6 +206,7 @@ class _Audited:
     def values(self, name: str, network: nn.Module, readings: Mapping[str, Reading], subject: Subject) -> tuple[Values, Curve | None]:
         reading, original = readings[name], readings["before"]
         values = utility(reading, subject) | answers(reading, subject, original) | destinations(reading, subject)
+        values |= neighbours(reading, subject, original)
         key = key_of(network, reading, self.data)
         origin = key_of(network, reading, self.data, original)
         sample = self.settings.sample

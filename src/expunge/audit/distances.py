@@ -82,8 +82,8 @@ def class_leak(unlearned: Tensor, retrained: Tensor, forgotten: int, seed: int =
     folds, the area under the curve of the folds left out. Two retrained networks differ too: `class_leak` of these is the floor to
     compare with.
 
-    Departures: written after the paper's abstract, which has no formula; neither its text nor a program was at hand, so values are not
-    comparable with the authors'. Needs scikit-learn.
+    Departures: written after the paper's abstract, which has no formula; neither its text nor its program was at hand, so values are not
+    comparable with the authors'. `neighbours.class_attack` is after reviews of the paper, which say more. Needs scikit-learn.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold, cross_val_predict

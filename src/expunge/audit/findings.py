@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from expunge.audit.intervals import Interval
-from expunge.storage.codec import Count
+from expunge.storage.codec import Count, Number
 
 Side = Literal["utility", "answers", "inside", "rounded", "where", "likeness", "shadows"]
 Found = Literal["still there", "driven away", "unlike", "not distinguished", "no power"]
@@ -56,14 +56,14 @@ class Test:
 
     measure: str
     side: Literal["answers", "inside"]
-    before: float
-    after: float
-    reference: float
-    margin: float
-    left: float | None
-    low: float | None
-    high: float | None
-    detectable: float | None
+    before: Number
+    after: Number
+    reference: Number
+    margin: Number
+    left: Number | None
+    low: Number | None
+    high: Number | None
+    detectable: Number | None
     found: Found
 
 
@@ -73,9 +73,9 @@ class Reason:
 
     words: str
     measure: str
-    value: float
-    low: float
-    high: float
+    value: Number
+    low: Number
+    high: Number
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Judgement:
 class Histogram:
     """How many samples have a loss within each pair of edges; the last bin holds all above it too."""
 
-    edges: tuple[float, ...]
+    edges: tuple[Number, ...]
     counts: tuple[int, ...]
 
 
@@ -101,7 +101,7 @@ class Histogram:
 class Curve:
     """Before re-learning and after each round of it."""
 
-    losses: tuple[float, ...]
+    losses: tuple[Number, ...]
     forget: tuple[float, ...]
     unseen: tuple[float, ...]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from expunge.errors import DivergedError, InputError
 from expunge.metrics.membership import area_under_curve
+from expunge.storage.codec import Number
 from expunge.validate import check_number, check_seed, check_whole
 
 CELLS = 2**22  # numbers of a bootstrap in memory at once, 32 MiB
@@ -24,9 +25,9 @@ HALVINGS = 60  # of an interval in [0, 1]: below the last digit of a float64
 class Interval:
     """A value, and the ends of its confidence interval; a sample so small that nothing can be said has ends far apart."""
 
-    value: float
-    low: float
-    high: float
+    value: Number
+    low: Number
+    high: Number
     confidence: float = 0.95
 
     def __contains__(self, value: float) -> bool:
@@ -131,13 +132,21 @@ def auc_interval(members: Any, others: Any, confidence: float = 0.95) -> Interva
     """
     check_confidence(confidence)
     members, others = as_scores("members", members), as_scores("others", others)
-    area, sizes = area_under_curve(members, others), (len(members), len(others))
+    return area_interval(area_under_curve(members, others), lambda theta: auc_variance(theta, len(members), len(others)), confidence)
+
+
+def auc_variance(theta: float, members: Any, others: Any) -> Any:
+    """V(θ) of `auc_interval`, of so many members and others, or of arrays of them."""
+    spread = (1 - theta) / (2 - theta) + theta / (1 + theta)
+    return theta * (1 - theta) * (1 + ((members + others) / 2 - 1) * spread) / (members * others)
+
+
+def area_interval(area: float, variance: Callable[[float], float], confidence: float) -> Interval:
+    """All θ within z·√V(θ) of the area."""
     quantile = NormalDist().inv_cdf((1 + confidence) / 2)
 
     def near(theta: float) -> bool:
-        spread = (1 - theta) / (2 - theta) + theta / (1 + theta)
-        variance = theta * (1 - theta) * (1 + (sum(sizes) / 2 - 1) * spread) / (sizes[0] * sizes[1])
-        return abs(area - theta) <= quantile * math.sqrt(variance)
+        return abs(area - theta) <= quantile * math.sqrt(variance(theta))
 
     low = 0.0 if area == 0 else _crossing(lambda theta: theta >= area or near(theta))
     high = 1.0 if area == 1 else _crossing(lambda theta: theta > area and not near(theta))

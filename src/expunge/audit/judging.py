@@ -10,7 +10,7 @@ import torch
 
 from expunge.audit.findings import Judgement, Measure, Reason, Test
 from expunge.audit.intervals import Interval, bootstrap_difference
-from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, READ_BACK, REMAIN, RMIA, UNSEEN, Kind, Subject
+from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, NEIGHBOURS, READ_BACK, REMAIN, RMIA, UNSEEN, Kind, Subject
 from expunge.audit.policy import Policy
 from expunge.audit.reading import Reading
 from expunge.audit.shadow_measures import known_by_shadows
@@ -19,6 +19,7 @@ from expunge.runtime.display import counted
 
 OUT = "networks never trained on the forget samples (out, `expunge audit --never-trained`): the loss attack alone is a sanity check"
 RETRAINED = "a network retrained without the forget data"
+COMPARED = (DIVERGENCE, NEIGHBOURS)  # with other networks, beneath the first answer: no share of what the original knew
 MORE_SEEDS = "retrained networks of {} seeds or more: fewer do not show how much such networks differ"
 
 
@@ -45,7 +46,7 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
     reasons = tuple(_reason(test, named[test.measure]) for test in sorted(told, key=lambda test: -abs(test.left or 0)))
     seeds = max(len(named[test.measure].retrained) for test in tests)
     missing = () if seeds >= policy.seeds else (MORE_SEEDS.format(policy.seeds),)
-    answered = max((test.left or 0 for test in tests if test.side == "answers" and test.measure != DIVERGENCE), default=0.0)
+    answered = max((test.left or 0 for test in tests if test.side == "answers" and test.measure not in COMPARED), default=0.0)
     hidden = [test for test in told if test.side == "inside" and test.found == "still there" and (test.left or 0) >= policy.cosmetic_share]
     if hidden and answered < policy.cosmetic_share:
         first = max(hidden, key=lambda test: test.left or 0)
@@ -57,7 +58,8 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
         sentence = f"partly: told from retrained networks by {by}"
         sentence += f"; up to {_share(max(still))} of what the original network knew is there" if still else ""
         return Judgement("partly", sentence, reasons, missing, tuple(tests))
-    powered = [test for test in tests if test.found == "not distinguished"]
+    # That samples go elsewhere than the original's next class clears nobody.
+    powered = [test for test in tests if test.found == "not distinguished" and test.measure != NEIGHBOURS]
     if {test.side for test in powered} != {"answers", "inside"}:
         absent = [side for side in ("answers", "inside") if side not in {test.side for test in powered}]
         what = tuple(
@@ -82,20 +84,31 @@ def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy, gone: Seque
     known = _known(named, kind, policy, "")
     if kind == "samples":
         known += _known_classes(named, gone, policy) + known_by_shadows(named, policy)
-    if known:
-        return Judgement("partly", f"partly: {known[0].words}", tuple(known), (RETRAINED,))
     hidden = [reason for bits in (8, 4) for reason in _known(named, kind, policy, f", {bits} bits")]
     back = named.get(READ_BACK)
     if back is not None and back.after is not None and back.after.low > policy.read_back:
         words = f"the original's classifier reads {percent(back.after.value, 1)} of forgotten and of other samples in its inner outputs"
         hidden.append(_of(words, back.name, back.after))
+    if known:
+        hidden = _gives_back(hidden, named, kind, policy)
     if hidden:
-        return Judgement("cosmetic", f"cosmetic: the answers changed, but {hidden[0].words}", tuple(hidden), (RETRAINED,))
+        return Judgement("cosmetic", f"cosmetic: the answers changed, but {hidden[0].words}", (*hidden, *known), (RETRAINED,))
+    if known:
+        return Judgement("partly", f"partly: {known[0].words}", tuple(known), (RETRAINED,))
     shown = [named[name] for name in (UNSEEN, FORGET, ATTACK) if name in named]
     reasons = tuple(_of(f"{measure.name} is {_number(measure.after)}", measure.name, measure.after) for measure in shown if measure.after)
     sentence = "cannot tell: nothing gives it away, and without a retrained network nothing clears it"
     missing = (RETRAINED,) if kind == "classes" or RMIA in named else (RETRAINED, OUT)
     return Judgement("cannot tell", sentence, reasons, missing)
+
+
+def _gives_back(hidden: Sequence[Reason], named: Mapping[str, Measure], kind: Kind, policy: Policy) -> list[Reason]:
+    """What shows `cosmetic_share` of what the original knew of a class, where the answers show less; a network that never saw it has 0."""
+    measure = named.get(UNSEEN)
+    if kind == "samples" or measure is None or measure.before is None or measure.after is None:
+        return []
+    least = policy.cosmetic_share * measure.before.value
+    return [reason for reason in hidden if reason.value >= least] if measure.after.value < least else []
 
 
 def _known(named: Mapping[str, Measure], kind: Kind, policy: Policy, bits: str) -> list[Reason]:
@@ -169,7 +182,7 @@ def saw_forget(values: Mapping[str, Interval], kind: Kind, policy: Policy, gone:
 def _reason(test: Test, measure: Measure) -> Reason:
     assert measure.after is not None
     beside = f"{_number(measure.after)}; retrained {test.reference:.3g} ± {test.margin:.2g}, original {test.before:.3g}"
-    share = "" if test.left is None or test.measure == DIVERGENCE else f", {_share(test.left)} of what the original knew"
+    share = "" if test.left is None or test.measure in COMPARED else f", {_share(test.left)} of what the original knew"
     return _of(f"{measure.name}: {test.found}: {beside}{share}", measure.name, measure.after)
 
 

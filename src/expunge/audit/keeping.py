@@ -7,18 +7,28 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
+from expunge.audit import features, intervals, measures, reading, relearning, rounding, similarity, strata
 from expunge.audit.reading import Reading
+from expunge.metrics import membership, probing
+from expunge.metrics import relearning as curves
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import read_json
 from expunge.storage.files import write_bytes
 from expunge.storage.tensors import add_bytes, weights_digest
 
 NOT_KEPT = "by no digest"
+COMPUTING: tuple[Any, ...] = (
+    *(features, intervals, measures, reading, relearning, rounding, similarity, strata),
+    *(curves, membership, probing),
+)
+"""The modules whose code computes what is kept."""
 
 
 class Keep(Protocol):
@@ -32,8 +42,20 @@ def computed(key: str, kind: Any, compute: Callable[[], Any]) -> Any:
     return compute()
 
 
+@cache
+def version() -> str:
+    """A digest of the code that computes parts, and PyTorch's version: a part of other code is not read back.
+
+    By the sources, so that nobody has to remember to raise a number; a changed comment costs a computation.
+    """
+    digest = hashlib.sha256(torch.__version__.encode())
+    for module in COMPUTING:
+        digest.update(module.__loader__.get_data(module.__file__))
+    return digest.hexdigest()[:16]
+
+
 class Folder:
-    """A file of JSON per part, written whole or not at all. One that cannot be read is computed anew."""
+    """A file of JSON per part, written whole or not at all. One that cannot be read, or that other code computed, is computed anew."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -41,13 +63,14 @@ class Folder:
     def __call__(self, key: str, kind: Any, compute: Callable[[], Any]) -> Any:
         if NOT_KEPT in key:
             return compute()
+        key = f"{version()} {key}"
         path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
         with suppress(OSError, ValueError, TypeError, KeyError):
             content = read_json(path)
             if content["key"] == key:
                 return decode(kind, content["value"])
         value = compute()
-        write_bytes(path, json.dumps({"key": key, "value": encode(value)}).encode())  # in order, as it was computed
+        write_bytes(path, json.dumps({"key": key, "value": encode(value)}, allow_nan=False).encode())  # in order, as it was computed
         return value
 
 

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from expunge.audit.features import LAST
 from expunge.audit.findings import Curve
-from expunge.audit.intervals import Interval, auc_interval, clopper_pearson
+from expunge.audit.intervals import Interval, clopper_pearson
 from expunge.audit.reading import Part, Reading
 from expunge.audit.similarity import cka_interval, retrain_free_divergence
+from expunge.audit.strata import stratified_auc
+from expunge.errors import InputError
 from expunge.metrics.probing import fitted
 
 Kind = Literal["classes", "samples"]
@@ -25,13 +27,14 @@ ATTACK, ATTACK_REMAIN = "loss attack on forget", "loss attack on remain"
 DIVERGED, READ_BACK, RELEARNED = "RF-JSD", "read by the original's classifier", "re-learning"
 RMIA, IAM = "RMIA on forget", "IAM on forget"
 AGREEMENT, DIVERGENCE = "agreement with retrained", "divergence from retrained"
+NEIGHBOURS, CMIA = "neighbours as the original's", "CMIA"
 
 WORDS = {
     UNSEEN: "share of test samples of the forgotten labels that are right",
     FORGET: "share of the forget samples that are right",
     REMAIN: "share of the other test samples that are right",
     TRAINING: "share of the remain samples that are right",
-    ATTACK: "a sanity check, never evidence alone: area under the curve of a lower loss on forget than on unseen samples of their labels",
+    ATTACK: "a sanity check, never evidence alone: area under the curve of a lower loss on forget than on unseen samples of the same label",
     ATTACK_REMAIN: "the same of remain samples: forgetting can make others easier to tell",
     DIVERGED: "between mean outputs on forget samples and the original's on unseen ones of their labels, nats; no interval",
     READ_BACK: "the original's own classifier on this network's inner outputs: the smaller share right, of forgotten and of other labels",
@@ -39,6 +42,8 @@ WORDS = {
     RMIA: "area under the curve of RMIA, forget samples against unseen ones of their labels, by networks never trained on them",
     IAM: "the same of 1 − completeness, which interpolates between those networks and the original",
     AGREEMENT: "share of forget samples given the same class as by a retrained network, mean over these",
+    NEIGHBOURS: "share of forget samples given to that class, of those that stay, which the original has next",
+    CMIA: "share of unseen samples of the class that a classifier of this network's answers takes for the nearest class of retrained ones",
     DIVERGENCE: "Jensen and Shannon's, of answers on forget samples from a retrained network's, nats, mean over these",
 }
 
@@ -126,12 +131,18 @@ def answers(reading: Reading, subject: Subject, original: Reading) -> Values:
 
 
 def attacks(reading: Reading, subject: Subject) -> Values:
+    """Within labels: the mix of labels may differ between the sets, and then tells samples by itself."""
     forget, remain, test = (reading[name] for name in ("forget", "remain", "test"))
-    others = subject.others(test)
     return {
-        ATTACK: auc_interval(-forget.losses[subject.attacked(forget)], -test.losses[subject.attacked(test)]),
-        ATTACK_REMAIN: auc_interval(-remain.losses, -test.losses[others]),
+        ATTACK: _loss_attack(forget, subject.attacked(forget), test, subject.attacked(test)),
+        ATTACK_REMAIN: _loss_attack(remain, torch.ones_like(remain.right), test, subject.others(test)),
     }
+
+
+def _loss_attack(members: Part, inside: Tensor, others: Part, outside: Tensor) -> Interval:
+    if not torch.isin(others.labels[outside], members.labels[inside]).any():
+        raise InputError("test", "must hold samples of the labels of the forget and of the remain data, to compare losses with", "none")
+    return stratified_auc(-members.losses[inside], -others.losses[outside], members.labels[inside], others.labels[outside])
 
 
 def destinations(reading: Reading, subject: Subject) -> Values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from expunge.errors import InputError
@@ -38,6 +38,8 @@ class Policy:
     """Without one: samples are known where the area under the curve of the loss attack is surely so far from 0.5."""
     read_back: float
     """A class is inside where the original's own classifier reads this share of it and of the others; with no retrained network, surely."""
+    neighbours: float = field(default=0.65, kw_only=True)
+    """Forgotten samples go where the original had them next: this share of the way from the retrained networks to it."""
     utility_loss: float
     """A network is damaged that surely lost so much of the accuracy on other test samples."""
     class_loss: float
@@ -53,7 +55,7 @@ class Policy:
     def __post_init__(self) -> None:
         for name in ("level", "power"):
             check_number(f"policy.{name}", getattr(self, name), 0, 1, ends="()")
-        shares = ("detectable", "smallest_share", "share_without_seeds", "cosmetic_share", "known_accuracy", "read_back")
+        shares = ("detectable", "smallest_share", "share_without_seeds", "cosmetic_share", "known_accuracy", "read_back", "neighbours")
         for name in (*shares, "utility_loss", "class_loss"):
             check_number(f"policy.{name}", getattr(self, name), 0, 1, ends="(]")
         for name in ("known_area", "shadow_area"):

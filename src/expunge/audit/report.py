@@ -16,6 +16,7 @@ from expunge.audit.measures import (
     ATTACK_REMAIN,
     DIVERGENCE,
     FORGET,
+    NEIGHBOURS,
     READ_BACK,
     RELEARNED,
     REMAIN,
@@ -36,7 +37,10 @@ from expunge.storage.folders import RESULT, reserved, signature
 COMMAND = "audit"
 CARD = "model-card.md"
 WIDTH = 80
-SHORT = (REMAIN, FORGET, UNSEEN, ATTACK, ATTACK_REMAIN, RMIA, READ_BACK, RELEARNED, f"{UNSEEN}, 4 bits", f"{FORGET}, 4 bits", DIVERGENCE)
+SHORT = (
+    *(REMAIN, FORGET, UNSEEN, ATTACK, ATTACK_REMAIN, RMIA),
+    *(READ_BACK, RELEARNED, f"{UNSEEN}, 4 bits", f"{FORGET}, 4 bits", NEIGHBOURS, DIVERGENCE),
+)
 LIMITS = (
     "It is about these networks, these data and these attacks; others may find more.",
     "Whether copies, caches, backups or other networks hold the data is not looked at.",

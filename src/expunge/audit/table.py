@@ -9,7 +9,21 @@ import torch
 
 from expunge.audit.findings import Measure, Side
 from expunge.audit.intervals import Interval
-from expunge.audit.measures import AGREEMENT, ATTACK, ATTACK_REMAIN, DIVERGENCE, FORGET, REMAIN, TRAINING, UNSEEN, Subject, Values, words_of
+from expunge.audit.measures import (
+    AGREEMENT,
+    ATTACK,
+    ATTACK_REMAIN,
+    DIVERGENCE,
+    FORGET,
+    NEIGHBOURS,
+    REMAIN,
+    TRAINING,
+    UNSEEN,
+    Subject,
+    Values,
+    words_of,
+)
+from expunge.audit.neighbours import class_attack
 from expunge.audit.reading import Reading
 from expunge.audit.similarity import agreement, divergence
 
@@ -46,7 +60,10 @@ def measured(readings: Mapping[str, Reading], values: Mapping[str, Values], subj
         )
         for name in names
     ]
-    return (*measures, *likeness(readings, [readings[other] for other in others], subject)) if others else tuple(measures)
+    if not others:
+        return tuple(measures)
+    retrained = [readings[other] for other in others]
+    return (*measures, *class_attack(readings, retrained, subject), *likeness(readings, retrained, subject))
 
 
 def likeness(readings: Mapping[str, Reading], retrained: Sequence[Reading], subject: Subject) -> list[Measure]:
@@ -87,7 +104,7 @@ def _samples(name: str, reading: Reading, subject: Subject) -> int:
         return len(reading["remain"].labels)
     if name.startswith(FORGET) and not name.startswith(UNSEEN):
         return len(reading["forget"].labels)
-    if name.startswith(("CKA", "RF-JSD")):
+    if name.startswith(("CKA", "RF-JSD", NEIGHBOURS)):
         return len(reading["forget"].rows)
     if name.startswith(("given", "re-learning")):
         return int(subject.asked(reading)[1].sum())

@@ -8,7 +8,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from expunge.audit.findings import Found, Measure, Test
-from expunge.audit.measures import AGREEMENT, ATTACK, DIVERGENCE, FORGET, READ_BACK, RELEARNED, RMIA, UNSEEN, Kind
+from expunge.audit.measures import AGREEMENT, ATTACK, DIVERGENCE, FORGET, NEIGHBOURS, READ_BACK, RELEARNED, RMIA, UNSEEN, Kind
 from expunge.audit.policy import Policy
 from expunge.audit.shadow_measures import JUDGED as BY_SHADOWS
 from expunge.audit.student import reach, spread
@@ -18,12 +18,12 @@ def judged(measure: Measure, kind: Kind) -> Literal["answers", "inside"] | None:
     """Which side a measure speaks for in the verdict; None: it is shown and not judged.
 
     What says nothing by itself is not judged: CKA is high for any network that began from the original, the attack on remain is of others,
-    shares of single classes are in the divergence.
+    shares of single classes are in the divergence, and CMIA differs so much between retrained networks that it tells none of the cheats.
     """
     name, _, bits = measure.name.rpartition(", ")
     if bits.endswith("bits"):
         return "inside" if name == (UNSEEN if kind == "classes" else ATTACK) else None
-    if measure.name in (DIVERGENCE, FORGET) or measure.name in ((UNSEEN,) if kind == "classes" else (ATTACK, RMIA, *BY_SHADOWS)):
+    if measure.name in (DIVERGENCE, FORGET, NEIGHBOURS) or measure.name in ((UNSEEN,) if kind == "classes" else (ATTACK, RMIA, *BY_SHADOWS)):
         return "answers"
     return "inside" if measure.name in (READ_BACK, RELEARNED) or measure.name.startswith("probe, ") else None
 
@@ -51,7 +51,10 @@ def _weighed(measure: Measure, side: Literal["answers", "inside"], tests: int, p
     theirs = (measure.floor or measure.retrained)[0]
     noise = math.hypot(*(interval.high - interval.low for interval in (measure.after, theirs))) / 2 / NormalDist().inv_cdf(0.975)
     margin = NormalDist().inv_cdf(1 - policy.level / tests / 2) * noise
-    if networks >= policy.seeds:
+    if measure.name == NEIGHBOURS:
+        # Networks that never saw a class have neighbours of their own for it, far apart; a copy of the original's lies beyond all of them.
+        margin = max(margin, policy.neighbours * abs(gap), max(values) - reference)
+    elif networks >= policy.seeds:
         # Of the seeds: under the null this network's value is one more like theirs.
         margin = max(margin, reach(values, policy.level / tests, networks), policy.smallest_share * abs(gap))
         noise = max(noise, spread(values) * math.sqrt(1 + 1 / networks))
@@ -76,7 +79,7 @@ def _weighed(measure: Measure, side: Literal["answers", "inside"], tests: int, p
 def _found(name: str, difference: float, gap: float, margin: float) -> Found:
     if abs(difference) <= margin or not math.isfinite(margin):
         return "not distinguished"
-    if name == DIVERGENCE:
+    if name in (DIVERGENCE, NEIGHBOURS):  # nearer to them, or elsewhere than the original's, is no trace
         return "unlike" if difference > 0 else "not distinguished"
     if difference * gap > 0 and abs(gap) > margin:
         return "still there"

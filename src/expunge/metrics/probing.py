@@ -104,16 +104,21 @@ def pooled(output: Any, name: str) -> Tensor:
 
 
 def fitted(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """The weights of a linear classifier of standardised features, a row for each feature and the last for the bias."""
+    """The weights of a linear classifier of standardised features, a row for each feature and the last for the bias.
+
+    In float64, until a step lowers the loss by less than 1e-12: probabilities are those of scikit-learn's LogisticRegression to 1e-4, which
+    is not used, as results must not depend on what is installed, and features may be on a GPU.
+    """
     with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
-        weights = torch.zeros(features.shape[1] + 1, classes, device=features.device, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weights], max_iter=ITERATIONS, line_search_fn="strong_wolfe")
+        wide = features.float() if features.device.type == "mps" else features.double()  # Apple's GPUs have no float64
+        weights = torch.zeros(features.shape[1] + 1, classes, dtype=wide.dtype, device=features.device, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weights], max_iter=ITERATIONS, tolerance_change=1e-12, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
             optimizer.zero_grad()
-            loss = cross_entropy(features @ weights[:-1] + weights[-1], labels) + RIDGE * weights.square().sum()
+            loss = cross_entropy(wide @ weights[:-1] + weights[-1], labels) + RIDGE * weights.square().sum()
             loss.backward()
             return loss
 
         optimizer.step(closure)
-    return weights.detach()
+    return weights.detach().float()

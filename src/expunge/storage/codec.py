@@ -15,29 +15,38 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from expunge.storage.documents import excerpt
 
 LARGEST = 1e100  # of a number: means of its squares are finite too
+INFINITE = {"Infinity": math.inf, "-Infinity": -math.inf}  # as text: JSON has no such numbers
 
 
 @dataclass(frozen=True)
 class Within:
-    """The smallest and the largest a number may be; none is beyond LARGEST."""
+    """The smallest and the largest a number may be; none is beyond LARGEST, unless `infinite`: then any number but NaN."""
 
     low: float
     high: float = math.inf
+    infinite: bool = False
 
 
 Share = Annotated[float, Within(0, 1)]
 Amount = Annotated[float, Within(0)]
 Count = Annotated[int, Within(0)]
+Number = Annotated[float, Within(-math.inf, infinite=True)]  # a loss may be infinite
 
 
 def encode(value: Any) -> Any:
-    """Dataclasses as objects, tuples as lists; all else must be plain already."""
+    """Dataclasses as objects, tuples as lists, infinities as text; all else must be plain already. NaN raises a ValueError."""
     if is_dataclass(value):
         names = [*(field.name for field in fields(value)), *getattr(value, "derived", ())]
         return {name: encode(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {key: encode(part) for key, part in value.items()}
-    return [encode(part) for part in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [encode(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            raise ValueError("NaN is no number that a file can hold")
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def decode(kind: Any, content: Any, name: str = "content") -> Any:
@@ -56,6 +65,8 @@ def decode(kind: Any, content: Any, name: str = "content") -> Any:
         return {decode(parts[0], key, name): decode(parts[1], part, name) for key, part in content.items()}
     if origin in (Sequence, tuple) and isinstance(content, list | tuple):
         return tuple(decode(parts[0], part, name) for part in content)
+    if origin is Annotated and getattr(parts[1], "infinite", False) and isinstance(content, str):
+        content = INFINITE.get(content, content)
     if not _is_plain(kind, content):
         raise TypeError(f"{name} is {excerpt(content)}")
     return content
@@ -94,9 +105,14 @@ def _one_of(kinds: Sequence[Any], content: Any, name: str) -> Any:
 def _is_plain(kind: Any, content: Any) -> bool:
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _is_plain(parts[0], content) and parts[1].low <= content <= parts[1].high
+        plain = _is_number(content) if parts[1].infinite else _is_plain(parts[0], content)
+        return plain and bool(parts[1].low <= content <= parts[1].high)
     if origin is Literal:
         return any(type(content) is type(part) and content == part for part in parts)
     if kind is float:
-        return isinstance(content, int | float) and not isinstance(content, bool) and abs(content) <= LARGEST
+        return _is_number(content) and abs(content) <= LARGEST
     return isinstance(kind, type) and isinstance(content, kind) and (kind is bool or not isinstance(content, bool))
+
+
+def _is_number(content: Any) -> bool:
+    return isinstance(content, int | float) and not isinstance(content, bool)
