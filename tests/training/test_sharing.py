@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import nn
 
 from expunge.data.batches import as_batches
 from expunge.errors import InputError
 from expunge.training import Phase, shared, train_phases
+from expunge.training.shared_norms import synchronised
 from tests import processes
 from tests.training import sharing
 
@@ -122,6 +126,26 @@ def test_a_loss_that_is_no_mean_is_refused(monkeypatch):
     with shared(), pytest.raises(InputError, match="mean over the samples"):
         monkeypatch.setattr("expunge.runtime.processes.agree", lambda describe, patience: describe())
         train_phases(model, lambda epoch: [phase], sharing.tuning())
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape"), [(nn.BatchNorm1d(3), (1, 3)), (nn.BatchNorm2d(3), (1, 3, 1, 1)), (nn.BatchNorm1d(3), (1, 3, 2))]
+)
+def test_one_value_per_channel_is_refused_as_torch_refuses_it(norm, shape):
+    """The sums of a single process: those of two, one of which holds no sample, are the same."""
+    inputs, values = torch.randn(shape), inputs_per_channel(shape)
+    with synchronised(norm, lambda total: total):
+        if values > 1:
+            return torch.testing.assert_close(norm(inputs), nn.BatchNorm1d(3)(inputs))
+        with pytest.raises(ValueError) as ours:
+            norm(inputs)
+    with pytest.raises(ValueError) as theirs:
+        norm(inputs)
+    assert str(ours.value) == str(theirs.value)
+
+
+def inputs_per_channel(shape: tuple[int, ...]) -> int:
+    return math.prod(shape) // shape[1]
 
 
 def test_one_process_is_not_changed():
