@@ -18,12 +18,13 @@ from tests.training import sharing
 SAME = """
 import torch, torch.distributed as distributed
 from expunge.training import shared
+from tests import processes
 from tests.training import sharing
 
-distributed.init_process_group("gloo")
-with shared():
-    found = {name: sharing.weights(training()) for name, training in sharing.TRAININGS.items()}
-torch.save(found, f"weights-{distributed.get_rank()}.pt")
+for size in processes.groups(".", 2, 3):
+    with shared():
+        found = {name: sharing.weights(training()) for name, training in sharing.TRAININGS.items()}
+    torch.save(found, f"weights-{size}-{distributed.get_rank()}.pt")
 """
 
 
@@ -33,16 +34,16 @@ def worst(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_weights_of_one_process(tmp_path, size):
-    processes.printed(processes.start(SAME, tmp_path, size))
-    ranks = [torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True) for rank in range(size)]
+def test_the_weights_of_one_process(tmp_path):
+    processes.printed(processes.start(SAME, tmp_path, 3))
+    by_size = {size: [torch.load(tmp_path / f"weights-{size}-{rank}.pt", weights_only=True) for rank in range(size)] for size in (2, 3)}
     for name, training in sharing.TRAININGS.items():
         alone = sharing.weights(training())
-        for found in ranks:
-            # A BatchNorm divides by the deviation of the last batch, two samples, which may be small: rounding grows.
-            assert worst(found[name], alone) <= (1e-9 if name in ("batch norm", "twice") else 1e-12), name
-            assert all(torch.equal(found[name][key], ranks[0][name][key]) for key in alone)
+        for ranks in by_size.values():
+            for found in ranks:
+                # A BatchNorm divides by the deviation of the last batch, two samples, which may be small: rounding grows.
+                assert worst(found[name], alone) <= (1e-9 if name in ("batch norm", "twice") else 1e-12), name
+                assert all(torch.equal(found[name][key], ranks[0][name][key]) for key in alone)
 
 
 STOPPED = """

@@ -48,13 +48,13 @@ def fold(
             check_folder("keep", keep)
         chunks, settings = prepare()
         prepared.append(chunks)
-        machine = {"torch": torch.__version__, "threads": str(cpu_threads)}
+        machine = {"torch": torch.__version__, "threads": str(int(cpu_threads))}
         return {**settings, "data or batch size": chunks.digest, "chunks": str(len(chunks)), **machine, PLACE: _place(keep)}
 
     described = processes.agree(describe, patience)
     del described[PLACE]
     chunks = prepared[0]
-    with threads(cpu_threads), _shared(keep, patience) as folder:
+    with threads(int(cpu_threads)), _shared(keep, patience) as folder:
         if folder is None:
             return _alone(chunks, work, title, progress)
         folded = FoldedChunks(folder, described, chunks.groups)
