@@ -49,7 +49,7 @@ def test_the_weights_of_one_process(tmp_path):
 STOPPED = """
 import os, signal, time
 import torch, torch.distributed as distributed
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader
 from expunge.training import shared, train
 from tests.training import sharing
 
@@ -63,7 +63,7 @@ def interrupted(epoch):
 
 
 def killed(epoch):
-    if epoch == 2 and rank == 1:
+    if epoch == 2 and rank == 0:  # the harder: it serves the store
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -88,10 +88,28 @@ def bad(task):
         data.tensors[1][9] = 7  # in the part of one of the processes
     if task == "size":
         settings = sharing.Tuning(sharing.Constant(0.05, epochs=4), batch_size=1)
+    if task == "loader":
+        data = DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(rank))
+    if task == "raising":
+        data = Failing(data, rank == 1)
     train(model, data, settings)
 
 
-for task in ("weights", "data", "label", "size"):
+class Failing(torch.utils.data.Dataset):
+    def __init__(self, data, fails):
+        self.data, self.fails, self.batches = data, fails, 0
+
+    def __len__(self):
+        return len(self.data)
+
+    def batch_of(self, rows):
+        self.batches += len(rows) > 1
+        if self.fails and self.batches == 6:
+            raise OSError("the disk of rank 1 is gone")
+        return self.data[rows]
+
+
+for task in ("weights", "data", "label", "size", "loader", "raising"):
     attempt(task, lambda: bad(task))
 attempt("stopped", lambda: sharing.sgd("stopped.safetensors", interrupted))
 distributed.barrier()
@@ -108,9 +126,12 @@ def test_stopped_trainings_go_on_and_processes_that_differ_are_told(tmp_path):
         assert "MismatchError: all processes must have the same weights" in told["weights"], outputs
         assert "MismatchError: all processes must have the same samples" in told["data"]
         assert told["size"].startswith("InputError: batch_size: must be at least the number of processes, 2; found 1")
+        assert "MismatchError: all processes must have the same batch in step 1, where rank 1 has another than rank 0" in told["loader"]
         assert told["stopped"].startswith("KeyboardInterrupt") and told["resumed"] == "no error"
     assert sorted(told["label"].split(":")[0] for told in tasks) == ["InputError", "MissingProcessError"]
-    assert "MissingProcessError: another process has ended in step" in tasks[0]["killed"] and "killed" not in tasks[1]
+    assert "MissingProcessError: another process has ended in step" in tasks[0]["raising"]  # at once: the other lives on
+    assert tasks[1]["raising"].startswith("OSError: the disk of rank 1")
+    assert "MissingProcessError: another process has ended in step" in tasks[1]["killed"] and "killed" not in tasks[0]
     alone = sharing.weights(sharing.sgd())
     for rank in (0, 1):
         assert worst(torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True), alone) <= 1e-12
