@@ -7,10 +7,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+import expunge
 from expunge.data.batches import as_batches
 from expunge.errors import InputError
 from expunge.training import Phase, shared, train_phases
+from expunge.training.same_batches import all_equal, mark
 from expunge.training.shared_norms import synchronised
 from tests import processes
 from tests.training import sharing
@@ -168,6 +171,31 @@ def test_one_value_per_channel_is_refused_as_torch_refuses_it(norm, shape):
 
 def inputs_per_channel(shape: tuple[int, ...]) -> int:
     return math.prod(shape) // shape[1]
+
+
+def test_a_choice_by_the_clock_is_refused(monkeypatch):
+    monkeypatch.setattr("expunge.runtime.processes.world_size", lambda: 2)
+    model, data = sharing.case(sharing.plain)
+    forget, remain = (TensorDataset(*(column[rows] for column in data.tensors)) for rows in (slice(0, 10), slice(10, None)))
+    with shared(), pytest.raises(InputError, match="seconds: must be None within training.shared"):
+        expunge.unlearn(model, forget, remain, seconds=5)
+
+
+def test_batches_are_told_apart_by_one_number():
+    inputs, labels = torch.randn(16, 3), torch.arange(16)
+    device, swapped = torch.device("cpu"), torch.tensor([1, 0, *range(2, 16)])
+    same = mark((inputs, labels), device)
+    others = [
+        (inputs[swapped], labels[swapped]),
+        (inputs[:15], labels[:15]),
+        (inputs.double(), labels),
+        (-inputs, labels),
+        (inputs, labels + 1),
+    ]
+    assert same == mark((inputs.clone(), labels.clone()), device) and same not in [mark(other, device) for other in others]
+    for marks in ([5.0, 5.0, 5.0], [4.0, 5.0, 6.0], [2.0**20 - 1] * 4, [0.0, 2.0**20 - 1]):
+        values = torch.tensor(marks, dtype=torch.float64)
+        assert bool(all_equal(len(marks), values.sum(), values.square().sum())) == (len({*marks}) == 1)
 
 
 def test_one_process_is_not_changed():
