@@ -60,7 +60,8 @@ assert all(torch.equal(value, before[name]) for name, value in model.state_dict(
 
 # Its FSDP2 plugin is not used on a CPU: the model is in DistributedDataParallel. What it does on a GPU is done here by saying so.
 AcceleratorState._reset_state(reset_partial_state=True)
-plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=30, cpu_ram_efficient_loading=False)
+settings = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 30, "cpu_ram_efficient_loading": False}
+plugin = FullyShardedDataParallelPlugin(fsdp_version=2, **settings)
 accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
 model, forget, remain = case()
 print(type(accelerator.prepare(model)).__name__, accelerator.is_fsdp2)

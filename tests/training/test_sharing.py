@@ -95,7 +95,14 @@ def bad(task):
         data = DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(rank))
     if task == "raising":
         data = Failing(data, rank == 1)
+    if task == "forward":  # while the others add up what their BatchNorms found
+        model, _ = sharing.case(sharing.normed)
+        model[1].register_forward_pre_hook(failing if rank == 1 else lambda *_: None)
     train(model, data, settings)
+
+
+def failing(module, inputs):
+    raise OSError("rank 1 fails before the norm")
 
 
 class Failing(torch.utils.data.Dataset):
@@ -112,7 +119,7 @@ class Failing(torch.utils.data.Dataset):
         return self.data[rows]
 
 
-for task in ("weights", "data", "label", "size", "loader", "raising"):
+for task in ("weights", "data", "label", "size", "loader", "raising", "forward"):
     attempt(task, lambda: bad(task))
 attempt("stopped", lambda: sharing.sgd("stopped.safetensors", interrupted))
 distributed.barrier()
@@ -132,8 +139,9 @@ def test_stopped_trainings_go_on_and_processes_that_differ_are_told(tmp_path):
         assert "MismatchError: all processes must have the same batch in step 1, where rank 1 has another than rank 0" in told["loader"]
         assert told["stopped"].startswith("KeyboardInterrupt") and told["resumed"] == "no error"
     assert sorted(told["label"].split(":")[0] for told in tasks) == ["InputError", "MissingProcessError"]
-    assert "MissingProcessError: another process has ended in step" in tasks[0]["raising"]  # at once: the other lives on
-    assert tasks[1]["raising"].startswith("OSError: the disk of rank 1")
+    for task, error in {"raising": "OSError: the disk of rank 1 is gone", "forward": "OSError: rank 1 fails before the norm"}.items():
+        assert tasks[0][task].startswith(f"MissingProcessError: rank 1 failed: {error}; this process stops in step"), outputs  # at once
+        assert tasks[1][task].startswith(error)  # and lives on
     assert "MissingProcessError: another process has ended in step" in tasks[1]["killed"] and "killed" not in tasks[0]
     alone = sharing.weights(sharing.sgd())
     for rank in (0, 1):

@@ -24,7 +24,6 @@ from expunge.errors import InputError, MismatchError
 from expunge.model.checks import check_unsharded
 from expunge.runtime import processes
 from expunge.runtime.modes import seeded
-from expunge.runtime.processes import MissingProcessError
 from expunge.storage.tensors import weights_digest
 from expunge.training.explosion import Explosion
 from expunge.training.same_batches import all_equal, mark
@@ -70,6 +69,7 @@ class Share:
         self.whole_loss = torch.zeros((), device=self.device)
         self._settled, self._same = False, torch.ones((), dtype=torch.bool, device=self.device)
         # A group of its own: with this time limit, and left when the training ends, so that who waits for this process hears of it.
+        self.name = processes.meeting()
         self.group: Any = distributed.new_group(timeout=timedelta(seconds=_patience[-1]))
         self._computation = _Computation(model, self.device)
         with warnings.catch_warnings():
@@ -88,6 +88,9 @@ class Share:
         try:
             with synchronised(model, share.add_up, lambda: share.counted > 0):
                 yield share
+        except BaseException as error:
+            processes.tell_failure(share.name, error)
+            raise
         finally:  # at once: its hooks on the model's gradients would wait for the garbage collector
             share._computation.compute = _nothing
             del share._parallel
@@ -104,25 +107,14 @@ class Share:
         self.counted = float(rows.stop - rows.start)
         own = take(batch, rows if self.counted else slice(0, 1))
         draws = int.from_bytes(hashlib.sha256(f"{self.seed}|{self.number}|{self.rank}".encode()).digest()[:7], "big")
-        told = torch.zeros(4, dtype=torch.float64, device=self.device)
-        try:
-            with seeded(draws, self.device), self.together():
-                self._computation.compute = lambda: compute(own)
-                loss: Tensor = self._parallel()
-        except MissingProcessError:
-            raise
-        except Exception:
-            told[1] = 1
-            self.add_up(told)
-            raise
+        with seeded(draws, self.device), self.together():
+            self._computation.compute = lambda: compute(own)
+            loss: Tensor = self._parallel()
         own_mark = mark(batch, self.device)
-        told[0] = loss.detach() * (self.counted / samples)
-        told[2], told[3] = own_mark, own_mark.square()
-        told = self.add_up(told)
-        self._same &= all_equal(self.size, told[2], told[3])
+        part = loss.detach().double() * (self.counted / samples)
+        told = self.add_up(torch.stack([part, own_mark, own_mark.square()]))
+        self._same &= all_equal(self.size, told[1], told[2])
         if self.device.type == "cpu":  # reading it would make a GPU wait
-            if int(told[1]):
-                raise MissingProcessError(f"{int(told[1])} of {self.size} processes failed in step {self.number}; see their errors")
             self.check_batches(own_mark)
         self.whole_loss = told[0].to(loss.dtype)
         return loss * (self.size * self.counted / samples)
@@ -155,7 +147,7 @@ class Share:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Within the context, what torch raises when another process has ended is a MissingProcessError."""
-        with processes.named_failures(f" in step {self.number}"):
+        with processes.named_failures(f" in step {self.number}", self.name):
             yield
 
 
