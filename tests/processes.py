@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import expunge
@@ -21,6 +22,23 @@ def environment(**more: str) -> dict[str, str]:
     """The processes find the package where this one found it, installed or not."""
     path = os.pathsep.join([str(Path(expunge.__file__).parents[1]), str(ROOT), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def groups(folder: str | Path, *sizes: int) -> Iterator[int]:
+    """In a process that was started: a group of each size, one after the other, of the first ranks; the others wait for the next one.
+
+    A start of Python and torch takes seconds: so several sizes have one.
+    """
+    import torch.distributed as distributed
+
+    rank = int(os.environ["RANK"])
+    for number, size in enumerate(sizes):
+        if rank < size:
+            meeting = f"file://{Path(folder).resolve()}/meeting-{number}"
+            distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size)
+            yield size
+            distributed.barrier()
+            distributed.destroy_process_group()
 
 
 def start(script: str, folder: Path, size: int, *arguments: str) -> list[subprocess.Popen[str]]:

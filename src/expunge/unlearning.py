@@ -23,8 +23,8 @@ from expunge.errors import GoalNotMetWarning, InputError, LostAccuracyWarning, M
 from expunge.methods import METHODS, Choice, Choose, FisherMask, Method, Run
 from expunge.metrics.accuracy import check_targets, tally, unlearn_score
 from expunge.model import heads
-from expunge.model.checks import check_finite, check_model, finite_tensors, screened
-from expunge.model.copying import copied
+from expunge.model.checks import check_finite, check_model, check_unsharded, finite_tensors, screened
+from expunge.model.copying import copied, unwrapped
 from expunge.outcome import Outcome, Record
 from expunge.runtime.modes import in_mode, seeded
 from expunge.runtime.progress import is_shown
@@ -61,8 +61,12 @@ def unlearn(
     `head` names the classifier's parameters, or its module, where they cannot be read from the graph. `batch_size` is for measuring;
     training has its own, in the method's `Tuning`. `progress` None: shown where standard error is a terminal or a notebook runs.
 
+    A model in DistributedDataParallel, as accelerate prepares it, is taken as the module inside; `outcome.model` is such a module.
     The caller's weights, modes, flags, gradients and random states stay as they are, also when this raises.
     """
+    model = unwrapped(model)
+    if isinstance(model, nn.Module):
+        check_unsharded(model, "use fisher.sharded_diagonal, masks.select and ShardedPatch (docs/scale.md)")
     check_model(model)
     method = _chosen(method, validation, {"max_drop": max_drop, "epochs": epochs, "seconds": seconds})
     if not callable(method) or isinstance(method, type):

@@ -51,3 +51,33 @@ class Slow(Dataset):
         if self.ends and self.read > 64:
             os.kill(os.getpid(), signal.SIGKILL)
         return tuple(column[rows] for column in self.tensors)
+
+
+class Shifting(IterableDataset):
+    """A stream with a length that gives each process other samples after the first chunk, as one that is shuffled by rank may."""
+
+    def __init__(self, data: TensorDataset, rank: int, pause: float) -> None:
+        self.data, self.rank, self.pause = data, rank, pause
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        for number in range(len(self.data)):
+            if number % 32 == 0:
+                time.sleep(self.pause)  # so that both processes have a part in it
+            inputs, label = self.data[number]
+            yield (inputs + self.rank if number == 40 else inputs), label
+
+
+class Failing(Slow):
+    """Raises in the middle of its second chunk, on one of the processes."""
+
+    def __init__(self, data: TensorDataset, fails: bool) -> None:
+        super().__init__(data, ends=False, pause=0.02)
+        self.fails = fails
+
+    def batch_of(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.fails and self.read > 32:
+            raise OSError("the disk of rank 1 is gone")
+        return super().batch_of(rows)

@@ -20,17 +20,18 @@ from tests.fisher import sharing
 SAME = """
 import torch.distributed as distributed
 from expunge import fisher, metrics
+from tests import processes
 from tests.fisher import sharing
 
-distributed.init_process_group("gloo")
 model, data = sharing.case()
-rank = distributed.get_rank()
-for kind in sharing.KINDS:
-    fisher.by_chunks(model, data, kind=kind, **sharing.CUT).save(f"{kind}-{rank}.safetensors")
-for name, sums in fisher.by_group(model, data, data.tensors[1], keep="groups", **sharing.CUT).items():
-    sums.save(f"group-{name}-{rank}.safetensors")
-fisher.by_chunks(model, sharing.Stream(data), **sharing.CUT).save(f"stream-{rank}.safetensors")
-print(metrics.by_chunks(model, data, **sharing.CUT))
+for size in processes.groups(".", 2, 3, 4):
+    place = f"{size}-{distributed.get_rank()}.safetensors"
+    for kind in sharing.KINDS:
+        fisher.by_chunks(model, data, kind=kind, **sharing.CUT).save(f"{kind}-{place}")
+    for name, sums in fisher.by_group(model, data, data.tensors[1], keep=f"groups-{size}", **sharing.CUT).items():
+        sums.save(f"group-{name}-{place}")
+    fisher.by_chunks(model, sharing.Stream(data), **sharing.CUT).save(f"stream-{place}")
+    print(metrics.by_chunks(model, data, **sharing.CUT))
 """
 
 
@@ -49,15 +50,15 @@ def assert_same_bits(first: FisherSums, second: FisherSums) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_same_bits_at_any_number_of_processes(tmp_path, alone, size):
+def test_the_same_bits_at_any_number_of_processes(tmp_path, alone):
     model, data = sharing.case()
-    outputs = processes.printed(processes.start(SAME, tmp_path, size))
+    outputs = processes.printed(processes.start(SAME, tmp_path, 4))
     for name, sums in alone.items():
-        for rank in range(size):
-            assert_same_bits(FisherSums.load(tmp_path / f"{name}-{rank}.safetensors"), sums)
+        for size in (2, 3, 4):
+            for rank in range(size):
+                assert_same_bits(FisherSums.load(tmp_path / f"{name}-{size}-{rank}.safetensors"), sums)
     measured = metrics.by_chunks(model, data, **sharing.CUT)
-    assert outputs == [f"{measured}\n"] * size
+    assert outputs == [f"{measured}\n" * times for times in (3, 3, 2, 1)]
     assert measured.accuracy == metrics.accuracy(model, data)
     assert measured.mean_loss == pytest.approx(metrics.mean_loss(metrics.logits(model, data)), rel=1e-6)
 
@@ -138,9 +139,30 @@ from tests.fisher import sharing
 
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
-for task in ("data", "weights", "kind", "keep", "failing", "hanging", "missing"):
+fisher.by_chunks(sharing.case()[0], sharing.case()[1], keep="another", **sharing.CUT, kind="batch")
+tasks = ["data", "order", "data type", "batch size", "weights", "weights' type", "kind", "seed", "keep", "another", "forbidden", "failing"]
+for task in (*tasks, "stream", "raising", "hanging", "missing"):
     model, data = sharing.case()
     settings, patience = dict(sharing.CUT), 60.0
+    if rank == 1 and task == "order":
+        data = TensorDataset(*(column.flip(0) for column in data.tensors))
+    if rank == 1 and task == "data type":
+        data = TensorDataset(data.tensors[0].double(), data.tensors[1])
+    if rank == 1 and task == "batch size":
+        settings["batch_size"] = 8
+    if rank == 1 and task == "weights' type":
+        model.double()
+    if task == "seed":
+        settings |= {"kind": "sampled", "seed": rank}
+    if task == "another":
+        settings["keep"] = "another"
+    access = os.access
+    if task == "forbidden":
+        settings["keep"], os.access = "forbidden", (lambda *_: False) if rank == 1 else os.access
+    if task == "stream":
+        data, settings["keep"] = sharing.Shifting(data, rank, pause=0.05), "stream"
+    if task == "raising":
+        data, settings["keep"] = sharing.Failing(data, rank == 1), "raising"
     if rank == 1 and task == "data":
         data.tensors[0][3] += 1
     if rank == 1 and task == "weights":
@@ -157,6 +179,7 @@ for task in ("data", "weights", "kind", "keep", "failing", "hanging", "missing")
             break
     if task == "hanging":
         patience, settings["keep"] = 1.0, "hanging"
+        distributed.barrier()
         if rank == 1:
             data = sharing.Slow(data, ends=False, pause=3)
     started = time.monotonic()
@@ -165,6 +188,7 @@ for task in ("data", "weights", "kind", "keep", "failing", "hanging", "missing")
         print(f"{task}: no error", flush=True)
     except Exception as error:
         print(f"{task}: {type(error).__name__}: {error} [{time.monotonic() - started < 20}]", flush=True)
+    os.access = access
 """
 
 
@@ -172,6 +196,13 @@ for task in ("data", "weights", "kind", "keep", "failing", "hanging", "missing")
 def test_processes_that_do_not_agree_get_an_error_everywhere_and_soon(tmp_path):
     outputs = [output.splitlines() for output in processes.printed(processes.start(BAD, tmp_path, 2))]
     expected = {
+        "order": ("MismatchError: all processes must have the same data or batch size; found", "on rank 1 [True]"),
+        "data type": ("MismatchError: all processes must have the same data or batch size; found", "on rank 1 [True]"),
+        "batch size": ("MismatchError: all processes must have the same data or batch size; found", "on rank 1 [True]"),
+        "weights' type": ("MismatchError: all processes must have the same weights; found", "on rank 1 [True]"),
+        "seed": ("MismatchError: all processes must have the same seed; found 0 on rank 0 and 1 on rank 1 [True]",),
+        "another": ("MismatchError: keep: another belongs to a pass with another kind: batch there and empirical here [True]",),
+        "stream": ("MismatchError: data: chunk ", "stream held other samples than one of its processes has read", "[True]"),
         "data": ("MismatchError: all processes must have the same data or batch size; found", "on rank 0 and", "on rank 1 [True]"),
         "weights": ("MismatchError: all processes must have the same weights; found", "on rank 0 and", "on rank 1 [True]"),
         "kind": ("MismatchError: all processes must have the same kind; found empirical on rank 0 and expected on rank 1 [True]",),
@@ -183,7 +214,10 @@ def test_processes_that_do_not_agree_get_an_error_everywhere_and_soon(tmp_path):
             assert all(part in by_task[task] for part in parts), by_task[task]
     tasks = [dict(line.split(": ", 1) for line in lines) for lines in outputs]
     assert "rank 1 failed: InputError: parameters" in tasks[0]["failing"] and tasks[1]["failing"].startswith("InputError: parameters")
+    assert "rank 1 failed: InputError: keep: must be a folder that is writable" in tasks[0]["forbidden"]
+    assert tasks[1]["forbidden"].startswith("InputError: keep: must be a folder that is writable")
+    assert tasks[0]["raising"] == "no error" and tasks[1]["raising"].startswith("OSError: the disk of rank 1")  # the other did its chunks
     assert tasks[0]["missing"] == "MissingProcessError: rank 1 of 2 processes did not come within 1 seconds [True]"
     assert "no chunk was finished within 1 seconds: chunk" in tasks[0]["hanging"] and "by rank 1 (process" in tasks[0]["hanging"]
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("pass")]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("pass", "forbidden"))]
     assert os.listdir(tmp_path / "hanging")

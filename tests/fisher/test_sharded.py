@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from expunge import fisher, masks, scores
 from expunge.editing.patches import Patch
@@ -29,17 +31,34 @@ def rounded(score: dict) -> dict:
     return {name: (values * 4).round() for name, values in score.items()}
 
 
+class Differing(IterableDataset):
+    """A stream of which rank 1 gets another sample in the third batch; "raising": an error there."""
+
+    def __init__(self, data: TensorDataset, task: str, rank: int) -> None:
+        self.data, self.task, self.rank = data, task, rank
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        for number in range(len(self)):
+            differs = number == 17 and self.rank == 1
+            if differs and self.task == "raising":
+                raise OSError("the disk of rank 1 is gone")
+            yield self.data[number + differs]
+
+
 RATIOS = (0.0, 0.1, 0.5)
 SETTINGS = [{"kind": "empirical"}, {"kind": "expected"}, {"kind": "sampled", "draws": 2, "seed": 3}]
 SCRIPT = """
-import sys
+import sys, time
 import torch, torch.distributed as distributed
 from torch.distributed.fsdp import fully_shard
 from expunge import fisher, masks, scores
 from expunge.editing.sharded_patches import ShardedPatch
 from expunge.errors import ExpungeError
 from expunge.storage.sharded import whole
-from tests.fisher.test_sharded import RATIOS, SETTINGS, case, rounded
+from tests.fisher.test_sharded import RATIOS, SETTINGS, Differing, case, rounded
 
 distributed.init_process_group("gloo")
 mesh = distributed.device_mesh.init_device_mesh("cpu", (distributed.get_world_size(),))
@@ -82,6 +101,20 @@ except ExpungeError as error:
 if sys.argv[1] == "write":
     fisher.save_sums(sums[0], "kept-sums")
     patch.save("kept-patch")
+    for task in ("shuffled", "raising", "label", "kind", "folder"):
+        _, _, bad = case()
+        started = time.monotonic()
+        if task == "label":
+            bad.tensors[1][20] = 5  # in the part of one process
+        data = Differing(bad, task, rank) if task in ("shuffled", "raising") else bad
+        try:
+            if task == "folder":
+                fisher.save_sums(sums[0], "kept-sums")
+            else:
+                kind = "expected" if task == "kind" and rank else "empirical"
+                fisher.sharded_diagonal(model, data, kind=kind, batch_size=8, patience=30)
+        except Exception as error:
+            found[task] = f"{type(error).__name__}: {error} [{time.monotonic() - started < 20}]"
 else:  # written by another number of processes
     loaded = fisher.load_sums("kept-sums", model)
     found["loaded"] = gathered(loaded.sums), (loaded.count, loaded.kind, loaded.digest, loaded.objective)
@@ -134,6 +167,16 @@ def test_shards_of_two_and_four_processes_are_those_of_the_whole(tmp_path):
             trained(remain.tensors[0]).sum().backward()
             for name, value in trained.named_parameters():
                 assert torch.allclose(found["gradients"][name], value.grad, rtol=1e-10, atol=1e-12)
+            if task == "write":
+                assert found["shuffled"].startswith("MismatchError: all processes must have the same data or batch size; found")
+                assert found["label"].startswith("InputError: data: labels must be in [0, 3)"), found["label"]
+                assert found["kind"].startswith(
+                    "MismatchError: all processes must have the same kind; found empirical on rank 0 and expected"
+                )
+                assert found["folder"].startswith("InputError: folder: must be a new one")
+                told = "OSError: the disk of rank 1 is gone"
+                assert found["raising"].startswith(told if rank else f"MissingProcessError: rank 1 failed: {told}")
+                assert all(found[bad].endswith("[True]") for bad in ("shuffled", "label", "kind", "folder", "raising"))
             if task == "read":
                 sums, about = found["loaded"]
                 assert about == found["about"][0] and reference.worst_error(sums, whole[0].sums) <= 1e-12

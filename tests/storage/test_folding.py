@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from expunge.errors import InputError, MismatchError
 from expunge.storage.folding import TOGETHER, WINDOW, FoldedChunks, Sums
 
 
@@ -77,3 +78,42 @@ def test_a_kill_at_any_step_of_adding_is_made_good(tmp_path, monkeypatch):
         copy.fold()
         assert {name: (part.sums["a"].tolist(), part.count) for name, part in copy.totals().items()} == in_order(groups)
         assert not list((tmp_path / f"copy{step}").glob("chunk-*"))
+
+
+def test_processes_that_read_other_samples_all_get_the_error(tmp_path):
+    """One computed chunk 0 and another chunk 1, neither of them both: what each read of the other's chunk tells."""
+    first, second = (FoldedChunks(tmp_path / "pass", {}, ["x"] * 2) for _ in range(2))
+    first.put(0, sums(0), [10])
+    second.put(1, sums(1), [99, 11])
+    for process in (first, second, first):
+        with pytest.raises(MismatchError, match="data: chunk 0 of .* held other samples"):
+            process.fold()
+    assert not (tmp_path / "pass" / "total.safetensors").exists()
+
+
+@pytest.mark.parametrize("changed", [0, 5, 69, None])
+def test_what_was_added_is_compared_with_what_is_read_later(tmp_path, changed):
+    digests = [7 * number for number in range(100)]
+    folded = FoldedChunks(tmp_path / "pass", {}, ["x"] * 100)
+    for number in range(72):
+        folded.put(number, sums(number), digests[: number + 1])
+        folded.fold()
+    assert folded.added() == 72 and folded.check(digests) is None
+    other = [digest + (number == changed) for number, digest in enumerate(digests)]
+    if changed is None:
+        folded.put(75, sums(75), other[:76])
+        return
+    with pytest.raises(MismatchError, match=f"chunk {changed} of"):
+        folded.put(75, sums(75), other[:76])
+    assert not list((tmp_path / "pass").glob("chunk-*"))
+
+
+def test_digests_that_are_gone_are_missed(tmp_path):
+    folded = FoldedChunks(tmp_path / "pass", {}, ["x"] * 100)
+    for number in range(80):
+        folded.put(number, sums(number), list(range(number + 1)))
+        if number < 79:
+            folded.fold()
+    (tmp_path / "pass" / "digests.safetensors").unlink()
+    with pytest.raises(InputError, match="keep: must hold the digests"):
+        folded.fold()

@@ -41,23 +41,25 @@ def fold(
     nothing but the chunk. It runs with `cpu_threads` threads, since torch's sums on a CPU change their last bits with their number.
     `keep` is a folder that all processes see; with None it is a temporary one (one machine), or none where a process is alone.
     """
-    if keep is not None:
-        check_folder("keep", keep)
     prepared: list[Chunks] = []
 
     def describe() -> dict[str, str]:
+        if keep is not None:
+            check_folder("keep", keep)
         chunks, settings = prepare()
         prepared.append(chunks)
-        machine = {"torch": torch.__version__, "threads": str(cpu_threads)}
+        machine = {"torch": torch.__version__, "threads": str(int(cpu_threads))}
         return {**settings, "data or batch size": chunks.digest, "chunks": str(len(chunks)), **machine, PLACE: _place(keep)}
 
     described = processes.agree(describe, patience)
     del described[PLACE]
     chunks = prepared[0]
-    with threads(cpu_threads), _shared(keep, patience) as folder:
+    with threads(int(cpu_threads)), _shared(keep, patience) as folder:
         if folder is None:
             return _alone(chunks, work, title, progress)
         folded = FoldedChunks(folder, described, chunks.groups)
+        if folded.is_done():
+            _confirm(folded, chunks)
         for _ in track(_finished(folded, chunks, work, patience), title, len(chunks), enabled=progress):
             pass
         return folded.totals()
@@ -75,6 +77,15 @@ def _alone(chunks: Chunks, work: Callable[[Chunks, int], Sums], title: str, prog
     return totals
 
 
+def _confirm(folded: FoldedChunks, chunks: Chunks) -> None:
+    """Read a stream whose sums are all there, to know that they are of these samples: nothing else of it but its first chunk is known."""
+    if chunks.stream is not None:
+        if len(chunks.stream.digests) < len(chunks):
+            for _ in chunks.read(len(chunks) - 1):
+                pass
+        folded.check(chunks.stream.digests)
+
+
 def _finished(folded: FoldedChunks, chunks: Chunks, work: Callable[[Chunks, int], Sums], patience: float) -> Iterator[int]:
     """Claim and compute chunks until all are added, those of processes that end early too; yields the chunks of this process."""
     folded.fold()
@@ -82,7 +93,7 @@ def _finished(folded: FoldedChunks, chunks: Chunks, work: Callable[[Chunks, int]
     while not folded.is_done():
         with folded.claim(processes.here()) as number:
             if number is not None:
-                folded.put(number, work(chunks, number))
+                folded.put(number, work(chunks, number), chunks.stream.digests if chunks.stream else ())
         folded.fold()
         if number is not None:
             last = time.monotonic()

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
 from expunge.data.batches import Batches, Data, as_batches, read_batches, row_reader
+from expunge.data.cursors import Cursor
 from expunge.data.digest import add_batch, data_digest
 from expunge.data.objective import Batch
-from expunge.data.streams import Cursor, Shards
+from expunge.data.streams import Shards
 from expunge.errors import InputError
 from expunge.runtime.modes import seeded
 from expunge.storage.tensors import add_bytes
@@ -31,11 +32,13 @@ class Chunks:
     """The chunks in their order. `read(number)` gives the batches of one; `groups` names its group, those of a group in a row.
 
     `digest` is of all that fixes the chunks: the data, their order, the sizes of the batches and the groups.
+    `stream` is the cursor of data that can only be read from their beginning.
     """
 
     read: Callable[[int], Batches]
     groups: Sequence[str]
     digest: str
+    stream: Cursor | None = None
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -52,9 +55,9 @@ def cut(
 
     A dataset with a length is cut into batches of `batch_size`; a loader that reads one in order keeps its batch size and its workers; a
     list of batches keeps its batches. A source of `Shards` is a chunk. An IterableDataset, or a loader of one, is read from its start by
-    every process, which leaves out the chunks of others; where it has no length it is read once more before, to count. With `groups`, one
-    name or number per sample of a dataset, a chunk holds samples of one group: groups come in the order of their names (numbers by size),
-    samples in the order of the data.
+    every process, which leaves out the chunks of others; its first chunk is read once more before, and where it has no length all of it, to
+    count. With `groups`, one name or number per sample of a dataset, a chunk holds samples of one group: groups come in the order of their
+    names (numbers by size), samples in the order of the data.
     """
     check_whole("batch_size", batch_size, minimum=1)
     check_whole("batches_per_chunk", batches_per_chunk, minimum=1)
@@ -144,17 +147,12 @@ def _of_shards(shards: Shards, batch_size: int, groups: Any, argument: str) -> C
 
 
 def _of_stream(batches: Batches, per_chunk: int, groups: Any, argument: str) -> Chunks:
+    """The digest is of the whole stream where it has no length, for then it is read to count; else of the first chunk and the length."""
     _refuse(groups, batches.source)
-    digest, cursor = hashlib.sha256(f"{per_chunk} per chunk|".encode()), Cursor(batches, argument)
-    for batch in batches if batches.known is None else islice(batches, 1):
-        add_batch(digest, batch)
-    length = len(batches)
-    digest.update(str(length).encode())
-
-    def read(number: int) -> Batches:
-        return cursor.part(number * per_chunk, min(length, (number + 1) * per_chunk))
-
-    return Chunks(read, [ALL] * -(-length // per_chunk), digest.hexdigest())
+    cursor = Cursor(batches, per_chunk, argument)
+    length = cursor.look()
+    digest = hashlib.sha256(f"{per_chunk} per chunk|{length} batches|{cursor.digests}".encode())
+    return Chunks(cursor.part, [ALL] * -(-length // per_chunk), digest.hexdigest(), cursor)
 
 
 def _refuse(groups: Any, data: Any) -> None:

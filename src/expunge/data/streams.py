@@ -1,4 +1,4 @@
-"""Read data that do not fit into memory, in a stated order: files of samples, and datasets that can only be iterated."""
+"""Read data that do not fit into memory, in a stated order: the samples of several files."""
 
 from __future__ import annotations
 
@@ -53,28 +53,3 @@ class Shards:
                     raise InputError(argument, rule, str(self.sources[number])) from error
 
         return Batches(read, Learned())
-
-
-class Cursor:
-    """Reads parts of a stream of batches one after the other: whoever asks for later parts goes on where the last one ended."""
-
-    def __init__(self, batches: Batches, argument: str) -> None:
-        self.batches, self.argument = batches, argument
-        self.iterator: Iterator[Batch] | None = None
-        self.position = 0
-
-    def part(self, first: int, last: int) -> Batches:
-        """The batches from number `first` to before `last`; those in between are read and left out."""
-
-        def read(seed: int | None) -> Iterator[Batch]:
-            if self.iterator is None or self.position > first:
-                self.iterator, self.position = iter(self.batches), 0
-            while self.position < last:
-                batch = next(self.iterator, None)
-                if batch is None:
-                    raise InputError(self.argument, f"must give the same batches each time, {last} or more", self.position)
-                self.position += 1
-                if self.position > first:
-                    yield batch
-
-        return Batches(read, last - first)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from expunge.editing.masks import Mask, masked_parameters
 from expunge.errors import InputError, MismatchError
+from expunge.model.copying import unwrapped
 from expunge.runtime.display import counted, first_rows, html_table, text_table
 from expunge.storage.documents import excerpt, parse_json
 from expunge.storage.tensors import load_tensors, save_tensors, weights_digest
@@ -69,7 +70,7 @@ class Patch:
     @classmethod
     def zeroing(cls, model: nn.Module, mask: Mapping[str, Tensor]) -> Patch:
         """What setting the masked weights to zero would change; the model is left as it is."""
-        edits = {}
+        model, edits = unwrapped(model), {}
         for name, (parameter, part) in masked_parameters(model, mask).items():
             indices = part.reshape(-1).nonzero().squeeze(1)
             old = parameter.detach().reshape(-1)[indices].cpu()
@@ -79,6 +80,7 @@ class Patch:
     @classmethod
     def setting(cls, model: nn.Module, values: Mapping[str, Tensor]) -> Patch:
         """What giving these parameters and buffers these values would change; entries that would stay are left out."""
+        model = unwrapped(model)
         own, edits = _tensors(model), {}
         for name, value in values.items():
             if name not in own:
@@ -97,6 +99,7 @@ class Patch:
         `apply` takes `before` to `after`, `revert` takes `after` to `before`, bit for bit: 0.0 is not −0.0 here, and a NaN is itself. The
         models may be on different devices. They must have the same parameters and buffers, shared in the same way; `names` chooses some.
         """
+        before, after = unwrapped(before), unwrapped(after)
         originals, results = own_tensors(before), own_tensors(after)
         if names is None:
             names = originals.keys()
@@ -125,6 +128,7 @@ class Patch:
 
     def mask(self, model: nn.Module) -> Mask:
         """True at the edited entries of the parameters, on the model's device; buffers are left out."""
+        model = unwrapped(model)
         parameters, mask = dict(model.named_parameters(remove_duplicate=False)), {}
         for name, tensor in self._tensors(model).items():
             if name in parameters:
@@ -168,7 +172,7 @@ class Patch:
         return {name: own[name] for name in self.edits}
 
     def _replace(self, model: nn.Module, values: dict[str, tuple[Tensor, Tensor]], which: str) -> None:
-        tensors = self._tensors(model)
+        tensors = self._tensors(unwrapped(model))
         indices = {name: self.edits[name].indices.to(tensor.device) for name, tensor in tensors.items()}
         for name, tensor in tensors.items():
             present = tensor.detach().reshape(-1)[indices[name]]

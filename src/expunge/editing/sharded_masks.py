@@ -19,9 +19,9 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1
 def top(score: Mapping[str, Any], names: Sequence[str], wanted_of: Callable[[int], int], by_layer: bool) -> dict[str, Any]:
     """`masks.select` of single weights, `wanted_of(n)` of n: the same weights as if one process had the whole score.
 
-    The threshold is the k-th largest score, found by bisection over all float64 numbers (their bits, read as integers in their order):
-    64 rounds, in each of which processes add up how many of their scores reach it. No score leaves its process. Of scores equal to the
-    threshold the first count, by parameter and then by row: a process needs but the number of equal ones before its own.
+    The threshold is the k-th largest score, found byte by byte among all float64 numbers (their bits, read as integers in their order): 8
+    rounds, in each of which processes add up how many of their scores have which byte. No score leaves its process. Of scores equal to
+    the threshold the first count, by parameter and then by row: a process needs but the number of equal ones before its own.
     """
     for name in names:
         if not is_sharded(score[name]):
@@ -53,18 +53,28 @@ def _keys(values: Tensor) -> Tensor:
 
 
 def _thresholds(keys: list[Tensor], parts: list[list[int]], wanted: list[int], group: Any) -> list[int]:
-    """For each part the largest key that at least so many of its keys reach."""
-    low, high = [LOWEST] * len(parts), [HIGHEST] * len(parts)
-    while any(bottom < ceiling for bottom, ceiling in zip(low, high, strict=True)):
-        middle = [bottom + (ceiling - bottom + 1) // 2 for bottom, ceiling in zip(low, high, strict=True)]
-        own = [sum(int((keys[number] >= key).sum()) for number in part) for part, key in zip(parts, middle, strict=True)]
-        reached = _added([keys[0].new_tensor(count) for count in own], group).tolist()
-        for place, count in enumerate(reached):
-            if count >= wanted[place]:
-                low[place] = middle[place]
-            else:
-                high[place] = middle[place] - 1
-    return low
+    """For each part the largest key that at least so many of its keys reach: its eight bytes one after the other, from the highest on."""
+    unsigned = [values ^ LOWEST for values in keys]  # in the order of unsigned numbers
+    prefixes, missing = [0] * len(parts), list(wanted)
+    for shift in range(56, -8, -8):
+        above = (1 << (56 - shift)) - 1  # the bytes that are known
+        counts = [
+            sum((_bytes(unsigned[number], shift, above, prefix) for number in part), keys[0].new_zeros(256))
+            for part, prefix in zip(parts, prefixes, strict=True)
+        ]
+        for place, row in enumerate(_added(counts, group).tolist()):
+            byte = 255
+            while byte and row[byte] < missing[place]:
+                missing[place] -= row[byte]
+                byte -= 1
+            prefixes[place] = prefixes[place] << 8 | byte
+    return [prefix - 2**63 if count else HIGHEST for prefix, count in zip(prefixes, wanted, strict=True)]
+
+
+def _bytes(values: Tensor, shift: int, above: int, prefix: int) -> Tensor:
+    """How many values have which byte at this place, of those whose higher bytes are the prefix."""
+    same = values if shift == 56 else values[((values >> (shift + 8)) & above) == prefix]
+    return torch.bincount((same >> shift) & 255, minlength=256)
 
 
 def _equal_before(keys: list[Tensor], threshold: int, group: Any) -> list[int]:

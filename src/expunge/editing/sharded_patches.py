@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from expunge.editing.patches import Edit, Patch
 from expunge.errors import InputError, MismatchError
-from expunge.storage.sharded import check_rows, is_sharded, like, load_sharded, local, save_sharded
+from expunge.runtime.sharded_files import load_sharded, save_sharded
+from expunge.storage.sharded import check_rows, is_sharded, like, local
 from expunge.storage.tensors import weights_digest
 
 KIND = "sharded-patch"

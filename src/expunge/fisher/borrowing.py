@@ -10,7 +10,7 @@ from torch import nn
 
 from expunge.data.batches import device_of
 from expunge.errors import InputError, ModelError
-from expunge.model.checks import check_model, check_module, check_names
+from expunge.model.checks import check_model, check_module, check_names, check_unsharded
 from expunge.runtime.modes import in_mode, safe_norms, seeded, unchanged
 
 
@@ -34,6 +34,7 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
 def wanted_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:
     """The parameters of these names, checked; None: all that require a gradient."""
     check_module(model)
+    check_unsharded(model, "use fisher.sharded_diagonal")
     named, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     strange = [name for name, value in (named | buffers).items() if value.is_inference() or (name in named and value.is_complex())]
     if strange:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from expunge.data.batches import Data, device_of
@@ -67,20 +68,22 @@ def by_group(
 
     The total is `FisherSums.merge(sums.values())`. A group's sums do not depend on the other groups.
     """
-    check_choice("kind", kind, KINDS)
-    check_whole("draws", draws, minimum=1, maximum=MAX_DRAWS)
-    check_whole("seed", seed, minimum=0)
-    check_whole("threads", threads, minimum=1, maximum=1024)
     check_positive("patience", patience)
     objective = Objective() if objective is None else objective
-    check_objective(objective)
-    kinds.check_distribution(kind, objective)
     model = unwrapped(model)
-    names, digest, device, described = [], "", device_of(model), objective_name(objective, kind)
+    names, digest, device, described = [], "", torch.device("cpu"), ""
 
     def prepare() -> tuple[Chunks, Mapping[str, str]]:
-        nonlocal names, digest
-        names, digest = list(wanted_parameters(model, parameters)), weights_digest(model)
+        """Checks what it is given, so that an error on one process is told to all."""
+        nonlocal names, digest, device, described
+        check_choice("kind", kind, KINDS)
+        check_whole("draws", draws, minimum=1, maximum=MAX_DRAWS)
+        check_whole("seed", seed, minimum=0)
+        check_whole("threads", threads, minimum=1, maximum=1024)
+        check_objective(objective)
+        kinds.check_distribution(kind, objective)
+        names = list(wanted_parameters(model, parameters))
+        device, described, digest = device_of(model), objective_name(objective, kind), weights_digest(model)
         chosen = hashlib.sha256("\n".join(names).encode()).hexdigest()
         of_draws = {"draws": str(draws), "seed": str(seed)} if kind == "sampled" else {}
         settings = {"weights": digest, "kind": kind, "objective": described, "parameters": chosen, **of_draws, "device": device.type}
@@ -101,7 +104,7 @@ def by_group(
         return Sums(sums.to("cpu").sums, sums.count)
 
     title = f"Fisher ({kind})"
-    totals = fold(prepare, work, keep, cpu_threads=int(threads), patience=patience, title=title, progress=is_shown(progress))
+    totals = fold(prepare, work, keep, cpu_threads=threads, patience=patience, title=title, progress=is_shown(progress))
     sums = {group: {name: part.sums[name].to(device) for name in names} for group, part in totals.items()}
     return {group: FisherSums(sums[group], part.count, kind, digest, described) for group, part in totals.items()}
 

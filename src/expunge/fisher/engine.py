@@ -28,6 +28,7 @@ from expunge.fisher.planning.survey import Plan, survey
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_batch
+from expunge.model.copying import unwrapped
 from expunge.runtime.cuda_graphs import GraphedStep, Result
 from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
@@ -77,6 +78,7 @@ def diagonal(
     objective = Objective() if objective is None else objective
     check_objective(objective)
     kinds.check_distribution(kind, objective)
+    model = unwrapped(model)
     chosen = wanted_parameters(model, parameters)
     check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))

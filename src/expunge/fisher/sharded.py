@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from expunge.data.batches import Data, device_of, take, to_device
 from expunge.data.batches import batch_size as size_of
 from expunge.data.chunks import Chunks, cut
+from expunge.data.digest import add_batch
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import ModelError, naming
 from expunge.fisher import kinds
@@ -27,9 +29,10 @@ from expunge.model.checks import check_batch, check_module
 from expunge.model.copying import unwrapped
 from expunge.runtime import processes
 from expunge.runtime.modes import in_mode, safe_norms, seeded, unchanged
-from expunge.storage.sharded import check_rows, is_sharded, like, load_sharded, local, save_sharded
+from expunge.runtime.sharded_files import load_sharded, save_sharded
+from expunge.storage.sharded import check_rows, is_sharded, like, local
 from expunge.storage.tensors import weights_digest
-from expunge.validate import check_choice, check_whole
+from expunge.validate import check_choice, check_positive, check_whole
 
 KINDS = ("empirical", "expected", "sampled")
 KIND = "sharded-fisher-sums"
@@ -54,22 +57,26 @@ def sharded_diagonal(
     more of the sums than its shards. One sample per process and pass: on a model that fits into one device `by_chunks` is faster.
     """
     model = unwrapped(model)
-    check_module(model)
-    check_choice("kind", kind, KINDS)
-    for argument, value in {"draws": draws, "batch_size": batch_size}.items():
-        check_whole(argument, value, minimum=1)
-    check_whole("seed", seed, minimum=0)
+    check_positive("patience", patience)
     objective = Objective() if objective is None else objective
-    check_objective(objective)
-    kinds.check_distribution(kind, objective)
-    parameters = _parameters(model)
-    named = objective_name(objective, kind)
+    parameters: dict[str, Any] = {}
     chunks: list[Chunks] = []
+    named = ""
 
     def describe() -> dict[str, str]:
+        nonlocal named
+        check_module(model)
+        check_choice("kind", kind, KINDS)
+        check_whole("draws", draws, minimum=1)
+        check_whole("seed", seed, minimum=0)
+        check_objective(objective)
+        kinds.check_distribution(kind, objective)
+        parameters.update(_parameters(model))
+        named = objective_name(objective, kind)
         chunks.append(cut(data, batch_size))
         names = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
-        return {"data": chunks[0].digest, "parameters": names, "kind": kind, "objective": named, "draws": str(draws), "seed": str(seed)}
+        settings = {"kind": kind, "objective": named, "draws": str(draws), "seed": str(seed)}
+        return {"data or batch size": chunks[0].digest, "parameters": names, "device": device_of(model).type, **settings}
 
     processes.agree(describe, patience)
     sums = {name: torch.zeros_like(local(parameter), dtype=torch.float64) for name, parameter in parameters.items()}
@@ -77,9 +84,11 @@ def sharded_diagonal(
     generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
     device, count = device_of(model), 0
     digest = weights_digest(model)
-    with _squaring(model, parameters) as square, naming("data"):
-        for batch in (batch for number in range(len(chunks[0])) for batch in chunks[0].read(number)):
-            check_batch(batch, "data", objective)
+    with _squaring(model, parameters) as square, naming("data"), processes.named_failures():
+        for number, batch in enumerate(_agreed(chunks[0], objective, patience)):
+            if not number:
+                logits = _logits(model, objective, to_device(batch, device))
+            objective.check_batch(logits, batch)  # all processes check all samples, so that all of them stop
             noise = kinds.uniform_noise(generator, size_of(batch), int(draws) if kind == "sampled" else 0)
             _add(model, parameters, to_device(batch, device), noise.to(device), objective, cotangents, sums, square)
             count += size_of(batch)
@@ -87,6 +96,33 @@ def sharded_diagonal(
         if not bool(torch.isfinite(total).all()):
             raise ModelError(f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite")
     return FisherSums({name: like(parameters[name], total) for name, total in sums.items()}, count, kind, digest, named)
+
+
+def _agreed(chunks: Chunks, objective: Objective, patience: float) -> Iterator[Batch]:
+    """The batches, each once all processes have read the same: with different ones they would wait for each other without an end."""
+    batches = (batch for number in range(len(chunks)) for batch in chunks.read(number))
+    for number in itertools.count():
+        read: list[Batch] = []
+
+        def describe(number: int = number, read: list[Batch] = read) -> dict[str, str]:
+            read += itertools.islice(batches, 1)
+            digest = hashlib.sha256()
+            for batch in read:
+                check_batch(batch, "data", objective)
+                add_batch(digest, batch)
+            return {f"batch {number} of the data": digest.hexdigest() if read else "none"}
+
+        processes.agree(describe, patience)
+        if not read:
+            return
+        yield read[0]
+
+
+def _logits(model: nn.Module, objective: Objective, batch: Batch) -> torch.Size:
+    """The shape of the logits of a batch, by its first sample."""
+    with torch.no_grad():
+        logits = objective.logits(model, take(batch, slice(0, 1))).shape
+    return torch.Size((size_of(batch), *logits[1:]))
 
 
 def save_sums(sums: FisherSums, folder: str | os.PathLike[str]) -> Path:

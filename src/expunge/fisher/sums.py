@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from expunge.errors import InputError, MismatchError
+from expunge.runtime import processes
 from expunge.runtime.display import counted, first_rows, html_table, text_table
 from expunge.storage.documents import excerpt, named_number
 from expunge.storage.tensors import load_tensors, save_tensors
@@ -100,21 +101,23 @@ class FisherSums:
             raise InputError("parts", "must hold at least one FisherSums")
         return reduce(FisherSums.__add__, all_sums)
 
-    def all_reduce(self) -> FisherSums:
-        """The sums over all processes of the default group, each of which has computed its own share of the samples."""
+    def all_reduce(self, patience: float = processes.PATIENCE) -> FisherSums:
+        """The sums over all processes of the default group, each of which has computed its own share of the samples.
+
+        Processes with sums of other weights, kinds, losses or parameters raise MismatchError on all of them, one that does not come
+        within `patience` seconds MissingProcessError.
+        """
         import torch.distributed as distributed
 
-        if not (distributed.is_available() and distributed.is_initialized()):
+        if processes.world_size() == 1:
             return self
-        described: list[object] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(
-            described, (self.digest, self.kind, self.objective, list(self._shapes().items()))
-        )  # in one order, too
-        if any(other != described[0] for other in described):
-            raise MismatchError("the processes hold sums of different weights, kinds, losses or parameters")
+        described = {"weights": self.digest, "kind": self.kind, "objective": self.objective}
+        processes.agree(lambda: described | {"parameters": str(list(self._shapes().items()))}, patience)  # in one order, too
         totals = list(self.sums.values())
         flat = torch.cat([*(total.reshape(-1) for total in totals), totals[0].new_tensor([self.count])])
-        distributed.all_reduce(flat)
+        shared = flat.to(processes.device_of_group(flat.device))
+        distributed.all_reduce(shared)
+        flat = shared.to(flat.device)
         parts = flat[:-1].split([total.numel() for total in totals])
         sums = {name: part.view(total.shape).clone() for (name, total), part in zip(self.sums.items(), parts, strict=True)}
         return replace(self, sums=sums, count=int(flat[-1].item()))

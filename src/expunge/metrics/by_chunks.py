@@ -18,7 +18,7 @@ from expunge.data.objective import Objective, check_objective
 from expunge.errors import InputError, naming
 from expunge.fisher.naming import objective_name
 from expunge.metrics.accuracy import check_numbers, check_targets
-from expunge.model.checks import check_module
+from expunge.model.checks import check_module, check_unsharded
 from expunge.model.copying import unwrapped
 from expunge.runtime.modes import in_mode, seeded, unchanged
 from expunge.runtime.processes import PATIENCE
@@ -66,19 +66,20 @@ def by_chunks(
     not class logits, no labels are counted. NaN among the logits or losses raises `DivergedError`.
     """
     model = unwrapped(model)
-    check_module(model)
-    check_objective(objective)
-    check_whole("threads", threads, minimum=1, maximum=1024)
     check_positive("patience", patience)
 
     def prepare() -> tuple[Chunks, Mapping[str, str]]:
+        check_module(model)
+        check_unsharded(model, "use metrics.accuracy, on all processes with the same data")
+        check_objective(objective)
+        check_whole("threads", threads, minimum=1, maximum=1024)
         settings = {"weights": weights_digest(model), "objective": objective_name(objective, "empirical"), "device": device_of(model).type}
         return cut(data, batch_size, batches_per_chunk), settings
 
     def work(chunks: Chunks, number: int) -> Sums:
         return _measured(model, chunks, number, objective)
 
-    (total,) = fold(prepare, work, keep, cpu_threads=int(threads), patience=patience).values()
+    (total,) = fold(prepare, work, keep, cpu_threads=threads, patience=patience).values()
     right, labels = (int(total.sums[name]) for name in ("right", "labels"))
     return Measured(right, labels, float(total.sums["loss"]), total.count)
 

@@ -6,14 +6,14 @@ and on nccl they need a GPU.
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import torch
 import torch.distributed as distributed
 
 from expunge.errors import ExpungeError, MismatchError
@@ -22,7 +22,6 @@ PATIENCE = 300.0  # seconds to wait for other processes
 RECORD, UNIT = "\x1e", "\x1f"  # ASCII's separators
 LINGER = 3.0  # seconds
 MOMENT = 0.02  # seconds between two looks
-_meetings = itertools.count()  # every process makes the same calls in the same order
 
 
 class MissingProcessError(ExpungeError, RuntimeError):
@@ -44,6 +43,20 @@ def here() -> str:
     return f"rank {rank()} (process {os.getpid()} on {socket.gethostname()})"
 
 
+def device_of_group(device: torch.device) -> torch.device:
+    """Where tensors must be to be added up by the default group: nccl takes those of a GPU only, this process's."""
+    backends = distributed.get_backend_config().split(",") if _together() else []
+    if device.type != "cpu" or any(entry.startswith("cpu:") for entry in backends):
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def meeting() -> str:
+    """A name for the next meeting: every process makes the same calls in the same order. Counted by the store, so anew in a new group."""
+    with _answering():
+        return f"expunge/meeting/{_store().add(f'expunge/meetings/{rank()}', 1)}"
+
+
 def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE) -> dict[str, str]:
     """What `describe` returns, after all processes have returned the same.
 
@@ -52,41 +65,69 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
     """
     if world_size() == 1:
         return dict(describe())
-    meeting = f"expunge/agree/{next(_meetings)}"
+    place = meeting()
     try:
         own = dict(describe())
     except BaseException as error:
-        _store().set(f"{meeting}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}))
-        _linger(meeting)
+        with suppress(MissingProcessError):
+            _set(f"{place}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}))
+        _linger(place)
         raise
-    _store().set(f"{meeting}/{rank()}", _text(own))
+    _set(f"{place}/{rank()}", _text(own))
     try:
-        answers = _answers(meeting, patience)
+        answers = _answers(place, patience)
         for number, answer in enumerate(answers):
             if "" in answer:  # no description, but an error
                 raise MissingProcessError(f"rank {number} failed: {answer['']}")
         _compare(answers)
     except ExpungeError:
-        _linger(meeting)
+        _linger(place)
         raise
     return own
+
+
+@contextmanager
+def named_failures(where: str = "", place: str = "") -> Iterator[None]:
+    """Within the context, what torch raises when another process has ended, or does not answer, is a MissingProcessError.
+
+    Its text is what a process said by `tell_failure` with the same `place`, where one did.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, MissingProcessError) or not any(word in text for word in ("gloo", "Gloo", "NCCL", "TCPStore")):
+            raise
+        reason = ""
+        with suppress(RuntimeError):
+            reason = _store().get(f"{place}/failure").decode() if place and _store().check([f"{place}/failure"]) else ""
+        if reason:
+            raise MissingProcessError(f"{reason}; this process stops{where}") from error
+        raise MissingProcessError(f"another process has ended{where}; this one cannot go on ({text.splitlines()[0]})") from error
+
+
+def tell_failure(place: str, error: BaseException) -> None:
+    """Let the others know why this process leaves the work they share; whoever left because another did says nothing."""
+    if not isinstance(error, MissingProcessError):
+        with suppress(RuntimeError):
+            _store().set(f"{place}/failure", f"rank {rank()} failed: {type(error).__name__}: {error}")
 
 
 def told_by_first(text: str | None, patience: float = PATIENCE) -> str:
     """The text of rank 0, on all processes."""
     if world_size() == 1:
         return str(text)
-    key = f"expunge/told/{next(_meetings)}"
+    key = meeting()
     if rank() == 0:
-        _store().set(key, str(text))
+        _set(key, str(text))
     _wait([key], patience, [0])
     return _store().get(key).decode()
 
 
-def is_last(meeting: str) -> bool:
+def is_last(place: str) -> bool:
     """Whether all other processes were here before, with the same word. Nobody waits."""
     try:
-        return world_size() == 1 or _store().add(f"expunge/last/{meeting}", 1) == world_size()
+        return world_size() == 1 or _store().add(f"expunge/last/{place}", 1) == world_size()
     except RuntimeError:  # the process that serves the store was here, and has ended
         return True
 
@@ -96,19 +137,19 @@ def _text(described: Mapping[str, str]) -> str:
     return RECORD.join(f"{name}{UNIT}{value.replace(RECORD, ' ')}" for name, value in described.items())
 
 
-def _answers(meeting: str, patience: float) -> list[dict[str, str]]:
-    keys = [f"{meeting}/{number}" for number in range(world_size())]
+def _answers(place: str, patience: float) -> list[dict[str, str]]:
+    keys = [f"{place}/{number}" for number in range(world_size())]
     _wait(keys, patience, range(world_size()))
     texts = [_store().get(key).decode() for key in keys]
-    return [{name: value for name, _, value in (entry.partition(UNIT) for entry in text.split(RECORD))} for text in texts]
+    return [{name: value for name, _, value in (entry.partition(UNIT) for entry in text.split(RECORD) if entry)} for text in texts]
 
 
-def _linger(meeting: str) -> None:
+def _linger(place: str) -> None:
     """Before an error ends this process, let the others read: without torchrun, rank 0 serves the store, and takes it along."""
     with suppress(RuntimeError):
-        _store().set(f"{meeting}/read/{rank()}", "")
+        _store().set(f"{place}/read/{rank()}", "")
         with suppress(MissingProcessError):
-            _wait([f"{meeting}/read/{number}" for number in range(world_size())], LINGER if rank() == 0 else 0.0, range(world_size()))
+            _wait([f"{place}/read/{number}" for number in range(world_size())], LINGER if rank() == 0 else 0.0, range(world_size()))
 
 
 def _wait(keys: list[str], patience: float, ranks: Any) -> None:
@@ -122,9 +163,20 @@ def _wait(keys: list[str], patience: float, ranks: Any) -> None:
         time.sleep(MOMENT)
 
 
+def _set(key: str, text: str) -> None:
+    with _answering():
+        _store().set(key, text)
+
+
 def _has(store: Any, key: str) -> bool:
-    try:
+    with _answering():
         return bool(store.check([key]))
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
     except RuntimeError as error:  # the process that serves the store has ended
         raise MissingProcessError(f"the store of the processes does not answer ({str(error).splitlines()[0]}): rank 0 has ended") from error
 

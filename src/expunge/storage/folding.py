@@ -1,7 +1,8 @@
 """Add up sums of numbered chunks in a folder that several processes share: each chunk is claimed once, and added in its turn.
 
 The folder holds `listing.json` (what is added up), a `chunk-N` for every chunk that is finished and not yet added, `total` (the sums of the
-chunks before, of the group that is being added), and a `group-N` for every group that is complete. All are written whole or not at all.
+chunks before, of the group that is being added), and a `group-N` for every group that is complete. A pass over a stream adds `digests`:
+what every chunk held, as it was read. All are written whole or not at all.
 A claim is a lock: the kernel gives it back when its holder ends, however it ends, and another process takes the chunk over.
 """
 
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from expunge.errors import InputError, MismatchError
@@ -23,6 +25,7 @@ from expunge.storage.locks import try_lock, try_lock_and_remove
 from expunge.storage.tensors import load_tensors, save_tensors
 
 LISTING, TOTAL, KIND = "listing.json", "total.safetensors", "chunk-sums"
+DIGESTS, DIGESTS_KIND = "digests.safetensors", "chunk-digests"
 MOMENT = 0.01  # seconds between two looks
 TOGETHER = 8  # chunks that are added at once: each time the total is read and written
 WINDOW = 64  # chunks after the last added one that may be claimed: so many files are there at most
@@ -106,9 +109,15 @@ class FoldedChunks:
                 held[int(path.stem.removeprefix("claim-"))] = path.read_text(errors="replace")
         return held
 
-    def put(self, number: int, sums: Sums) -> None:
-        """Keep the sums of a chunk that this process holds."""
-        self._write(self._chunk(number), sums, 1)
+    def put(self, number: int, sums: Sums, digests: Sequence[int] = ()) -> None:
+        """Keep the sums of a chunk that this process holds; `digests` are of all chunks of a stream that it has read, from the first on."""
+        self.check(digests)
+        self._write(self._chunk(number), sums, 1, digests[max(0, number + 1 - WINDOW) : number + 1])
+
+    def check(self, digests: Sequence[int]) -> None:
+        """Raise MismatchError where chunks that were added held other samples than this process has read."""
+        if digests:
+            self._compare(dict(enumerate(self._digests())), dict(enumerate(digests)))
 
     def fold(self) -> None:
         """Add finished chunks in their order, if there are enough of them or they are the last; not where another process is at it."""
@@ -121,6 +130,7 @@ class FoldedChunks:
                 end += 1
             if end - added < TOGETHER and end < len(self.groups):
                 return
+            digests = self._agreed(added, end)
             if added and added < len(self.groups) and self.groups[added] == self.groups[added - 1]:
                 total = self._load(path)
             for number in range(added, end):
@@ -129,10 +139,37 @@ class FoldedChunks:
                 if number + 1 == len(self.groups) or self.groups[number + 1] != self.groups[number]:
                     self._write(self._group(self.groups[number]), total, number + 1)
                     total = None
+            if digests:
+                save_tensors(self.folder / DIGESTS, {"digests": torch.tensor(digests)}, {"kind": DIGESTS_KIND})
             if end > added:
                 self._write(path, total or Sums({}, 0), end)
             for number in range(max(0, end - WINDOW - TOGETHER), end):  # also what a kill left between the two steps
                 self._chunk(number).unlink(missing_ok=True)
+
+    def _agreed(self, added: int, end: int) -> list[int]:
+        """The digests of all chunks before `end`, once all processes that computed some of them have read the same samples.
+
+        A file of a chunk tells what its process read of the chunks before: at least of all that were not added when it claimed the chunk.
+        """
+        known = dict(enumerate(self._digests()))
+        for number in range(added, end):
+            seen = self._metadata(self._chunk(number)).get("digests", "").split()
+            view = {number + 1 - len(seen) + place: named_number(digest, 2**63 - 1) for place, digest in enumerate(seen)}
+            self._compare(known, view)
+            known |= view
+        if known and sorted(known)[:end] != list(range(end)):
+            raise InputError("keep", "must hold the digests of all chunks that were added", os.fspath(self.folder / DIGESTS))
+        return [known[number] for number in range(end)] if known else []
+
+    def _digests(self) -> list[int]:
+        path = self.folder / DIGESTS
+        return load_tensors(path, DIGESTS_KIND)[0]["digests"].tolist() if path.exists() else []
+
+    def _compare(self, known: Mapping[int, int], view: Mapping[int, int]) -> None:
+        for number, digest in view.items():
+            if known.get(number, digest) != digest:
+                rule = "a stream must give the same samples in the same order on every process, and after a restart; else use a new folder"
+                raise MismatchError(f"data: chunk {number} of {self.folder} held other samples than one of its processes has read; {rule}")
 
     def totals(self) -> dict[str, Sums]:
         """The sums of all groups, once all chunks are added."""
@@ -144,8 +181,9 @@ class FoldedChunks:
     def _group(self, name: str) -> Path:
         return self.folder / f"group-{self.places[name]:06d}.safetensors"
 
-    def _write(self, path: Path, sums: Sums, chunks: int) -> None:
-        save_tensors(path, sums.sums, {"kind": KIND, "count": str(sums.count), "chunks": str(chunks)})
+    def _write(self, path: Path, sums: Sums, chunks: int, digests: Sequence[int] = ()) -> None:
+        metadata = {"kind": KIND, "count": str(sums.count), "chunks": str(chunks)}
+        save_tensors(path, sums.sums, metadata | ({"digests": " ".join(map(str, digests))} if digests else {}))
 
     def _load(self, path: Path) -> Sums:
         tensors, metadata = load_tensors(path, KIND)
@@ -153,14 +191,22 @@ class FoldedChunks:
 
     def _read(self, path: Path) -> tuple[int, int]:
         """The count and the number of chunks of a file, without its tensors."""
+        try:
+            metadata = self._metadata(path)
+            return named_number(metadata["count"], 2**63 - 1), named_number(metadata["chunks"], len(self.groups))
+        except (KeyError, ValueError) as error:
+            raise InputError("keep", f"must hold the sums of a pass ({excerpt(str(error))})", os.fspath(path)) from error
+
+    def _metadata(self, path: Path) -> dict[str, str]:
         from safetensors import safe_open
 
         try:
             with safe_open(os.fspath(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                return named_number(metadata["count"], 2**63 - 1), named_number(metadata["chunks"], len(self.groups))
-        except (KeyError, ValueError) as error:
-            raise InputError("keep", f"must hold the sums of a pass ({excerpt(str(error))})", os.fspath(path)) from error
+                return file.metadata() or {}
+        except OSError:
+            raise
+        except Exception as error:
+            raise InputError("keep", f"must hold whole safetensors files ({excerpt(str(error))})", os.fspath(path)) from error
 
 
 def _is_hidden(name: str) -> bool:

@@ -215,6 +215,8 @@ def _epoch(
                 yield
         done += len(phase.batches)
     plain = all(phase.loss is None for phase in phases)
+    if update.share is not None:
+        update.share.check_batches()
     update.explosion.check(noted, epoch, [phase.batches.source for phase in phases] if plain else None)
     return float(noted.sum()) / made
 

@@ -48,6 +48,8 @@ def _forward(norm: Any, original: Callable[[Tensor], Tensor], add_up: AddUp, cou
     size = wide.new_tensor([own * inputs.numel() / inputs.shape[1]])
     totals = _Sum.apply(torch.cat([own * wide.sum(places), size]), add_up)
     count = totals[-1].detach()
+    if inputs.shape[0] <= 1 and count.item() <= 1:  # with two samples here there are two values, and nothing need be read from a GPU
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {inputs.shape}")  # as torch
     mean = totals[:-1] / count
     centred = wide - mean.view(shape)
     variance = _Sum.apply(own * centred.square().sum(places), add_up) / count

@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from expunge.data.chunks import fingerprint
 from expunge.data.digest import add_batch
 from expunge.data.indices import size_of
 from expunge.data.objective import Batch
-from expunge.errors import InputError
+from expunge.errors import InputError, MismatchError
+from expunge.model.checks import check_unsharded
 from expunge.runtime import processes
 from expunge.runtime.modes import seeded
-from expunge.runtime.processes import MissingProcessError
 from expunge.storage.tensors import weights_digest
 from expunge.training.explosion import Explosion
+from expunge.training.same_batches import all_equal, mark
 from expunge.training.shared_norms import synchronised
 from expunge.training.tuning import Tuning
 from expunge.validate import check_positive
@@ -65,12 +67,15 @@ class Share:
         self.seed, self.number = tuning.seed, steps_done
         self.counted = 0.0  # samples of this part, 0 for a process that has none of a small batch
         self.whole_loss = torch.zeros((), device=self.device)
-        self._settled = False
+        self._settled, self._same = False, torch.ones((), dtype=torch.bool, device=self.device)
+        # A group of its own: with this time limit, and left when the training ends, so that who waits for this process hears of it.
+        self.name = processes.meeting()
+        self.group: Any = distributed.new_group(timeout=timedelta(seconds=_patience[-1]))
         self._computation = _Computation(model, self.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers: what comes in its place cannot leave them alone yet
             self._parallel = DistributedDataParallel(
-                self._computation, broadcast_buffers=False, find_unused_parameters=True, init_sync=False
+                self._computation, process_group=self.group, broadcast_buffers=False, find_unused_parameters=True, init_sync=False
             )
 
     @classmethod
@@ -78,14 +83,19 @@ class Share:
     def of(cls, model: nn.Module, tuning: Tuning, plan: Sequence[Sequence[Any]], settings: Mapping[str, str], done: int) -> Iterator[Share]:
         """Share a training of which `done` epochs are done, once all processes have come with the same."""
         processes.agree(lambda: _described(model, tuning, plan, settings, done), _patience[-1])
-        with _named_failures():
+        with processes.named_failures():
             share = cls(model, tuning, sum(len(phase.batches) for parts in plan[:done] for phase in parts))
         try:
             with synchronised(model, share.add_up, lambda: share.counted > 0):
                 yield share
+        except BaseException as error:
+            processes.tell_failure(share.name, error)
+            raise
         finally:  # at once: its hooks on the model's gradients would wait for the garbage collector
             share._computation.compute = _nothing
             del share._parallel
+            distributed.destroy_process_group(share.group)
+            del share.group
 
     def loss(self, compute: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
         """The loss of this process's part, scaled so that the mean of all gradients is the gradient of the whole batch.
@@ -97,40 +107,47 @@ class Share:
         self.counted = float(rows.stop - rows.start)
         own = take(batch, rows if self.counted else slice(0, 1))
         draws = int.from_bytes(hashlib.sha256(f"{self.seed}|{self.number}|{self.rank}".encode()).digest()[:7], "big")
-        told = torch.zeros(2, dtype=torch.float64, device=self.device)
-        try:
-            with seeded(draws, self.device), self.together():
-                self._computation.compute = lambda: compute(own)
-                loss: Tensor = self._parallel()
-        except MissingProcessError:
-            raise
-        except Exception:
-            told[1] = 1
-            self.add_up(told)
-            raise
-        told[0] = loss.detach() * (self.counted / samples)
-        told = self.add_up(told)
-        if self.device.type == "cpu" and int(told[1]):  # reading it would make a GPU wait
-            raise MissingProcessError(f"{int(told[1])} of {self.size} processes failed in step {self.number}; see their errors")
+        with seeded(draws, self.device), self.together():
+            self._computation.compute = lambda: compute(own)
+            loss: Tensor = self._parallel()
+        own_mark = mark(batch, self.device)
+        part = loss.detach().double() * (self.counted / samples)
+        told = self.add_up(torch.stack([part, own_mark, own_mark.square()]))
+        self._same &= all_equal(self.size, told[1], told[2])
+        if self.device.type == "cpu":  # reading it would make a GPU wait
+            self.check_batches(own_mark)
         self.whole_loss = told[0].to(loss.dtype)
         return loss * (self.size * self.counted / samples)
+
+    def check_batches(self, own_mark: Tensor | None = None) -> None:
+        """Raise MismatchError, on all processes, where they were given different batches; on a GPU it is called after every epoch."""
+        if bool(self._same):
+            return
+        place = "in this epoch"
+        if own_mark is not None:
+            marks = [torch.zeros_like(own_mark) for _ in range(self.size)]
+            distributed.all_gather(marks, own_mark, group=self.group)
+            other = next(number for number, value in enumerate(marks) if value != marks[0])
+            place = f"in step {self.number}, where rank {other} has another than rank 0"
+        rule = "a loader or stream must draw the same samples in the same order everywhere (seed its generator alike)"
+        raise MismatchError(f"all processes must have the same batch {place}; {rule}")
 
     def settle(self, explosion: Explosion) -> None:
         """Give all processes one loss to compare later ones with: all must stop at the same step, or none."""
         if explosion.reference is not None and not self._settled:
-            distributed.all_reduce(explosion.reference, distributed.ReduceOp.MAX)
+            distributed.all_reduce(explosion.reference, distributed.ReduceOp.MAX, group=self.group)
             self._settled = True
 
     def add_up(self, values: Tensor) -> Tensor:
         """The sums over all processes, in place."""
         with self.together():
-            distributed.all_reduce(values)
+            distributed.all_reduce(values, group=self.group)
         return values
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Within the context, what torch raises when another process has ended is a MissingProcessError."""
-        with _named_failures(f" in step {self.number}"):
+        with processes.named_failures(f" in step {self.number}", self.name):
             yield
 
 
@@ -151,18 +168,8 @@ def _nothing() -> Tensor:
     return torch.zeros(())
 
 
-@contextmanager
-def _named_failures(where: str = "") -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error)
-        if isinstance(error, MissingProcessError) or not any(word in text for word in ("gloo", "Gloo", "NCCL", "TCPStore")):
-            raise
-        raise MissingProcessError(f"another process has ended{where}; this one cannot go on ({text.splitlines()[0]})") from error
-
-
 def _described(model: nn.Module, tuning: Tuning, plan: Sequence[Sequence[Any]], settings: Mapping[str, str], done: int) -> dict[str, str]:
+    check_unsharded(model, "training.shared() gives every process all of it")
     size = processes.world_size()
     if tuning.batch_size < size:
         raise InputError("batch_size", f"must be at least the number of processes, {size}", tuning.batch_size)

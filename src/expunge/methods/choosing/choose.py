@@ -9,7 +9,7 @@ from torch import nn
 
 from expunge.data.batches import Data
 from expunge.editing.patches import Patch
-from expunge.errors import ModelError
+from expunge.errors import InputError, ModelError
 from expunge.methods.choosing.budget import Budget
 from expunge.methods.choosing.choice import Choice
 from expunge.methods.choosing.rates import find_pace
@@ -17,6 +17,7 @@ from expunge.methods.choosing.rungs import ladder, on_forget_data, without_reset
 from expunge.methods.choosing.situation import seen
 from expunge.methods.choosing.trials import Result, Trials
 from expunge.methods.context import Run
+from expunge.training.sharing import is_shared
 from expunge.validate import check_number, check_positive, check_seed, make_plain
 
 
@@ -56,6 +57,8 @@ class Choose:
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> Patch | None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise ModelError("model: has no parameter that requires a gradient, nothing can be changed")
+        if self.seconds is not None and is_shared():
+            raise InputError("seconds", "must be None within training.shared(), where every process has a clock of its own", self.seconds)
         budget = Budget(self.epochs, self.seconds)
         situation = seen(forget, remain, run, self.max_drop, self.seed)
         trials = Trials(model, forget, situation, run, budget, self.seed)
