@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +26,12 @@ class Unlearn:
     """Folder of this model's requests."""
     column: str | None = None
     """Of a .csv file: the column of the ids; without it "id", or the only one."""
-    method: str = "choose"
-    """Chosen by what there is; or such as fisher-mask, ssd, retrain; of your own: path/to/file.py:Class."""
+    method: str | None = None
+    """Such as fisher-mask, ssd, retrain; choose, by what there is; of your own: path/to/file.py:Class. Without it that of the last request
+    in the folder; choose in a new one."""
     set: tuple[str, ...] = ()
-    """Settings of the method, such as ratio=0.05 tuning=None; of choose: epochs=20 max_drop=0.01."""
+    """Settings of the method, such as ratio=0.05 tuning=None; of choose: epochs=20 max_drop=0.01. Without them, and without --method, those
+    of the last request in the folder."""
     batch_size: int = 128
     """For measuring; training has the recipe's own."""
     device: str | None = None
@@ -122,12 +123,10 @@ def run_unlearn(options: Unlearn) -> None:
     settings = Settings(options.method, options.set, options.batch_size, options.device, options.threads)
     request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign, options.sums)
     say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
-    examine = _examine(options, say, progress)
+    examine = _examine(options, progress)
     if options.dry_run:
         for line in estimate(checked(request)):
             print(on_one_line(line), flush=True)
-        if options.sums is not None:
-            print(f"stored sums: from {options.sums}, so the passes for a score are over the samples to forget alone")
         if examine is not None:
             beside = counted(len(options.retrained), "retrained network") if options.retrained else "no retrained network: it cannot clear"
             print(f"audit: beside {beside}; its time is not in these numbers")
@@ -143,7 +142,7 @@ def run_unlearn(options: Unlearn) -> None:
     print(f"Weights, patch, {'audit, ' if audited else ''}receipt and ledger: {options.out}/")
 
 
-def _examine(options: Unlearn, say: Callable[[str], None], progress: bool | None) -> Any:
+def _examine(options: Unlearn, progress: bool | None) -> Any:
     """The audit, with retrained networks that were read before anything is done."""
     if not options.audit:
         if options.retrained:
@@ -155,7 +154,7 @@ def _examine(options: Unlearn, say: Callable[[str], None], progress: bool | None
 
     device = device_named(options.device)
     networks = [of_task(load_task(options.task), path, "retrained", device) for path in options.retrained]
-    return auditing(networks, say, progress)
+    return auditing(networks, progress)
 
 
 def run_undo(options: Undo) -> None:

@@ -19,7 +19,7 @@ from expunge.requests.ledger import LEDGER
 from expunge.requests.prepared import Prepared
 from expunge.requests.receipt import RECEIPT, Receipt, this_code
 from expunge.requests.request import carry_out, one_number_of_threads, summing_of
-from expunge.requests.settings import Settings, build_method
+from expunge.requests.settings import build_method
 from expunge.requests.signing import check_signature
 from expunge.requests.stored_mask import check_method, draw_anew
 from expunge.requests.task import load_task
@@ -112,7 +112,7 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     if task.rows.samples != receipt.samples:
         yield Finding(False, f"train(): has {task.rows.samples} samples, not {receipt.samples}")
         return
-    settings = _settings(folder)
+    settings = state.settings
     device = device_named(settings.device)
     yield from (Finding(False, f"{what}; the weights may differ for that alone") for what in _other_code(receipt, device))
     tensors, shared = original_weights(folder)
@@ -132,11 +132,6 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     made = carry_out(prepared, lambda line: None, False)
     fits = made.weights_after == receipt.weights_after
     yield Finding(fits, "replayed: the same weights, to the bit" if fits else "replayed: other weights than those of the receipt")
-
-
-def _settings(folder: Path) -> Settings:
-    content = read_json(folder / names.SETTINGS)
-    return decode(Settings, {name: content[name] for name in encode(Settings())})
 
 
 def _other_code(receipt: Receipt, device: torch.device) -> Iterator[str]:

@@ -39,6 +39,7 @@ class Made:
     outcome: Outcome
     weights_before: str
     weights_after: str
+    say: Callable[[str], None] = lambda line: None  # tells a line, which the log keeps
 
 
 Examine = Callable[[Made, Path], Mapping[str, Any]]  # writes files into the folder, returns what the receipt says of them
