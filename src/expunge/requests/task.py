@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,7 @@ from expunge.data.indices import size_of
 from expunge.data.objective import Objective
 from expunge.data.parting import Cuttable, cuttable
 from expunge.errors import ExpungeError, InputError
+from expunge.requests.sources import import_anew, imported_files
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
@@ -50,6 +51,7 @@ class Task:
     path: Path
     digest: str  # SHA-256 of the file
     module: ModuleType
+    sources: Mapping[str, str]  # SHA-256 of the files that it imports from its folder
 
     @cached_property
     def model(self) -> nn.Module:
@@ -143,7 +145,9 @@ def load_task(path: str | os.PathLike[str]) -> Task:
         raise InputError(ARGUMENT, "must be a Python file", os.fspath(path))
     content = file.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    name = f"expunge_task_{hashlib.sha256(os.fsencode(file) + content).hexdigest()[:16]}"
+    sources = imported_files(file)
+    import_anew(file.parent, sources)
+    name = f"expunge_task_{hashlib.sha256(os.fsencode(file) + content + repr(sources).encode()).hexdigest()[:16]}"
     module = sys.modules.get(name) or _executed(name, file, Path(path))
     functions = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     if missing := [key for key in NEEDED if key not in functions]:
@@ -154,7 +158,7 @@ def load_task(path: str | os.PathLike[str]) -> Task:
     for key in (*NEEDED, *OPTIONAL):
         if key in functions:
             _check_function(key, functions[key], Path(path))
-    return Task(Path(path), digest, module)
+    return Task(Path(path), digest, module, sources)
 
 
 def _executed(name: str, file: Path, shown_path: Path) -> ModuleType:

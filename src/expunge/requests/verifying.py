@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from expunge.requests.receipt import RECEIPT, Receipt, this_code
 from expunge.requests.request import carry_out, one_number_of_threads, summing_of
 from expunge.requests.settings import build_method
 from expunge.requests.signing import check_signature
+from expunge.requests.sources import method_file
 from expunge.requests.stored_mask import check_method, draw_anew
 from expunge.requests.task import load_task
 from expunge.requests.undo import original_weights
@@ -103,6 +104,7 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     task, state = load_task(task_file), read_state(folder)
     assert state is not None
     yield Finding(task.digest == receipt.task, f"{task_file}: the task file of the receipt")
+    yield from _sources({**task.sources, **method_file(state.settings.method)}, receipt)
     for name, data in (("train", task.train), ("test", task.test)):
         digest = data_digest(data)
         if digest is None:
@@ -132,6 +134,20 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     made = carry_out(prepared, lambda line: None, False)
     fits = made.weights_after == receipt.weights_after
     yield Finding(fits, "replayed: the same weights, to the bit" if fits else "replayed: other weights than those of the receipt")
+
+
+def _sources(ours: Mapping[str, str], receipt: Receipt) -> Iterator[Finding]:
+    """Each file that the task imports from its folder, and that of a method of one's own."""
+    if receipt.sources is None:
+        yield from (Finding(True, f"{name}: imported by the task, not in receipts of this age, not compared") for name in ours)
+        return
+    for name in sorted({*ours, *receipt.sources}):
+        if name not in receipt.sources:
+            yield Finding(False, f"{name}: imported by the task now, not so in the receipt")
+        elif name not in ours:
+            yield Finding(False, f"{excerpt(name)}: not imported by the task now, but in the receipt")
+        else:
+            yield Finding(ours[name] == receipt.sources[name], f"{name}: the file of the receipt")
 
 
 def _other_code(receipt: Receipt, device: torch.device) -> Iterator[str]:
