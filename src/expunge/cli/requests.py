@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,8 @@ class Unlearn:
     convict, but not clear."""
     sign: str | None = None
     """A private Ed25519 key, PEM, to sign the receipt with."""
+    mlflow: str | None = None
+    """Log the request to this run of MLflow, by its id; "new" for a run of its own. Where: MLFLOW_TRACKING_URI."""
     dry_run: bool = False
     """Check everything, tell what would be done and what it would cost, and write nothing."""
     quiet: bool = False
@@ -123,7 +126,7 @@ def run_unlearn(options: Unlearn) -> None:
     settings = Settings(options.method, options.set, options.batch_size, options.device, options.threads)
     request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign, options.sums)
     say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
-    examine = _examine(options, progress)
+    examine, log = _examine(options, progress), _log(options)
     if options.dry_run:
         for line in estimate(checked(request)):
             print(on_one_line(line), flush=True)
@@ -140,6 +143,8 @@ def run_unlearn(options: Unlearn) -> None:
     print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
     audited = (receipt.measured.get("audit") or {}).get("verdict") is not None
     print(f"Weights, patch, {'audit, ' if audited else ''}receipt and ledger: {options.out}/")
+    if log is not None:
+        print(f"MLflow: run {log()}")
 
 
 def _examine(options: Unlearn, progress: bool | None) -> Any:
@@ -155,6 +160,17 @@ def _examine(options: Unlearn, progress: bool | None) -> Any:
     device = device_named(options.device)
     networks = [of_task(load_task(options.task), path, "retrained", device) for path in options.retrained]
     return auditing(networks, progress)
+
+
+def _log(options: Unlearn) -> Callable[[], str] | None:
+    """Logs what is done; checked before it is."""
+    if options.mlflow is None:
+        return None
+    from expunge.integrations.mlflow import check_run, log_request
+
+    run = None if options.mlflow == "new" else options.mlflow
+    check_run(run)
+    return lambda: log_request(options.out, run)
 
 
 def run_undo(options: Undo) -> None:

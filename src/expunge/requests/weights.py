@@ -40,7 +40,9 @@ def load_weights(path: str | os.PathLike[str], model: nn.Module) -> tuple[str, .
     missing = sorted(first for first in absent if not stored or first not in frozen)
     if strange := [*missing, *sorted(stored.keys() - own.keys())]:
         who = "only the model has" if missing else "only the file has"
-        raise MismatchError(f"weights: {os.fspath(path)} is of another model than that of the task: {who} {excerpt(strange[0])}")
+        # transformers 5 stores many models under the names of their first version, which are no names of the state_dict.
+        hint = "; save_pretrained may rename: store model.state_dict() instead" if hasattr(model, "save_pretrained") else ""
+        raise MismatchError(f"weights: {os.fspath(path)} is of another model than that of the task: {who} {excerpt(strange[0])}{hint}")
     for name, tensor in stored.items():
         form, wanted = (tuple(tensor.shape), tensor.dtype), (tuple(own[name].shape), own[name].dtype)
         if form != wanted:
