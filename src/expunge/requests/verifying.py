@@ -25,7 +25,7 @@ from expunge.requests.sources import method_file
 from expunge.requests.stored_mask import check_method, draw_anew
 from expunge.requests.task import load_task
 from expunge.requests.undo import original_weights
-from expunge.requests.weights import digest_of, load_saved, read_weights
+from expunge.requests.weights import digest_of, load_saved, read_weights, without_wrapper
 from expunge.runtime.modes import device_named
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, read_json
@@ -85,10 +85,10 @@ def _weights_of_folder(folder: Path, receipt: Receipt) -> Iterator[Finding]:
 
 def _given_weights(path: Path, folder: Path, receipt: Receipt) -> Finding:
     try:
-        shared = load_saved(folder / names.WEIGHTS)[1]
+        own, shared = load_saved(folder / names.WEIGHTS)
     except (ExpungeError, OSError):
-        shared = {}
-    found = digest_of(read_weights(path), shared)
+        own, shared = {}, {}
+    found = digest_of(without_wrapper(read_weights(path), own), shared)
     if found == receipt.weights_after:
         return Finding(True, f"{path}: the weights after")
     if found == receipt.weights_before:
