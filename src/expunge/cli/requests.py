@@ -18,11 +18,12 @@ class Unlearn:
     A later request in the same folder adds its samples to those before. The same command goes on after a stop."""
 
     task: str
-    """Your Python file with model(), train(), test(); it may have objective(), validation(), recipe()."""
+    """Your Python file with model(), train(), test(); it may have objective(), validation(), recipe(), keys()."""
     weights: str
     """The trained weights, .safetensors; a .pt file of plain tensors is read too."""
     forget: str
-    """0-99,200; label=3; predicate=NAME, a function of the task file; or a file of ids: text, .csv, .npy (ids or a boolean mask)."""
+    """0-99,200; label=3; key=4711 or keys=FILE, by the task's keys(); predicate=NAME, a function of the task file; or a file of ids: text,
+    .csv, .npy (ids or a boolean mask)."""
     out: str
     """Folder of this model's requests."""
     column: str | None = None

@@ -30,7 +30,7 @@ from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
 NEEDED = ("model", "train", "test")
-OPTIONAL = ("objective", "validation", "recipe")
+OPTIONAL = ("objective", "validation", "recipe", "keys")
 ARGUMENT = "task"
 BATCH_SIZE = 128
 
@@ -46,6 +46,7 @@ class Task:
     objective()   the `Objective`, where the loss is not the cross-entropy of class logits
     validation()  data that the network was never trained on, by which a method may be chosen
     recipe()      the `Tuning` that the network was trained by
+    keys()        whose every training sample is, or what it is called: customer numbers, file names; an entry per row
     """
 
     path: Path
@@ -79,6 +80,23 @@ class Task:
     @cached_property
     def recipe(self) -> Tuning | None:
         return self._settings("recipe", Tuning)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The key of every training sample, as text."""
+        if not hasattr(self.module, "keys"):
+            raise InputError("forget", f"key= needs a function keys() in {self.path}, which returns the key of every training sample")
+        keys = self._called("keys")
+        try:
+            listed = [str(key) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]
+        except TypeError as error:
+            raise InputError(
+                ARGUMENT, f"keys() of {self.path} must return a list with an entry per training sample", shown(keys)
+            ) from error
+        if isinstance(keys, str) or len(listed) != self.rows.samples:
+            rule = f"keys() of {self.path} must return a list with an entry per training sample, {self.rows.samples}"
+            raise InputError(ARGUMENT, rule, len(listed))
+        return listed
 
     @cached_property
     def rows(self) -> Cuttable:
