@@ -35,3 +35,13 @@ def small_files(folder, size=SMALL):
         yield folder
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def read_only(disk):
+    """A disk of `small_disk` that cannot be written meanwhile, by root neither."""
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)

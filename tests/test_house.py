@@ -18,6 +18,7 @@ ORDER = (
     "cli",
     "report",
     "experiments",
+    "integrations",
     "requests",
     "vision",
     "audit",

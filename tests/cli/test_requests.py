@@ -136,11 +136,26 @@ def test_a_dry_run_checks_the_store(here, capsys):
     assert cli.main([*BUILD, "--out", "sums", "--quiet"]) == 0
     before = {path.name: path.read_bytes() for path in (here / "sums").iterdir()}
     assert cli.main([*asked, "sums", "--dry-run"]) == 0
-    assert "stored sums: from sums" in capsys.readouterr().out
+    assert "stored sums: passes over 4 samples alone, no training; time: about 0.0 s" in capsys.readouterr().out
     assert before == {path.name: path.read_bytes() for path in (here / "sums").iterdir()} and not (here / "out").exists()
     assert cli.main([*asked, "sums"]) == 0
     assert cli.main([*asked, "sums", "--out", "elsewhere", "--dry-run"]) == 2
     assert "lacks samples of other requests" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_the_passes_that_a_store_leaves(here, capsys):
+    """Of a whole class none; later also over the samples that the store lacks."""
+    assert cli.main([*BUILD, "--out", "sums"]) == 0
+    asked = ["unlearn", *ASKED, "--method", "fisher-mask", "--no-audit", "--quiet", "--sums", "sums"]
+    for forget, more, told in (
+        ("label=2", ["--set", "tuning=None"], "stored sums: passes over 0 samples alone, no training; time: "),
+        ("0-9", [], "stored sums: passes over 10 samples alone, and 5 passes of training; time: "),
+    ):
+        assert cli.main([*asked, "--forget", forget, *more, "--dry-run"]) == 0
+        assert told in capsys.readouterr().out
+    assert cli.main([*asked, "--forget", "label=2", "--set", "tuning=None"]) == 0
+    assert cli.main([*asked, "--forget", "0-9", "--dry-run"]) == 0  # 30 that the store lacks, and of 0-9 those that are not among them
+    assert "stored sums: passes over 38 samples alone" in capsys.readouterr().out
 
 
 LARGER = TASK.replace("points(120, 1)", "points(400, 1)").replace("points(40, 2)", "points(200, 2)")
@@ -161,6 +176,9 @@ def test_a_request_is_audited_and_its_receipt_covers_the_audit(larger, capsys):
     receipt = json.loads((larger / "out/receipt.json").read_bytes())
     assert receipt["measured"]["audit"]["verdict"]["word"] in ("cannot tell", "partly", "cosmetic", "damaged")  # none was retrained
     assert {"audit.json", "audit.html", "model-card.md"} <= {*receipt["files"]}
+    log = (larger / "out/log.txt").read_text()
+    assert "audit: class 2 (100 samples), no retrained network" in log and log.index("FisherMask: ") < log.index("audit: ")
+    assert all(f"missing: {line}"[:60] in " ".join(log.split()) for line in receipt["measured"]["audit"]["verdict"]["missing"])
     assert {*json.loads((larger / "out/audit.json").read_bytes())["data"]} == {"test"}  # no digest by which a guess could be confirmed
     assert receipt["weights_after"] in (larger / "out/model-card.md").read_text()
     capsys.readouterr()
@@ -185,6 +203,7 @@ def test_a_request_too_small_for_an_audit_says_so(here, capsys):
     assert "no audit was made: forget: must hold 20 samples or more" in told.err and "Weights, patch, receipt and ledger" in told.out
     receipt = json.loads((here / "out/receipt.json").read_bytes())
     assert receipt["measured"]["audit"]["verdict"] is None and "20 samples" in receipt["measured"]["audit"]["why"]
+    assert "no audit was made: forget: must hold 20 samples or more" in (here / "out/log.txt").read_text()
 
 
 def test_what_the_audit_needs_is_checked_before_anything_is_done(here, capsys):

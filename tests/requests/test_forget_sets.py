@@ -22,6 +22,52 @@ def test_ranges_labels_and_predicates(task):
     assert 0 < len(expected) < 120 and forget_rows("predicate=bright", task) == tuple(expected)
 
 
+KEYED = TASK + "\ndef keys():\n    return [f'customer {row % 30}' if row else 'Müller, # 1' for row in range(120)]\n"
+
+
+@pytest.mark.parametrize(
+    "spec, content, column, expected",
+    [
+        ("key=customer 7", "", None, [7, 37, 67, 97]),
+        ("key=customer 7, customer 9", "", None, [7, 9, 37, 39, 67, 69, 97, 99]),
+        ("keys=keys.txt", "\ufeffcustomer 7\r\n\n Müller, # 1 \n", None, [0, 7, 37, 67, 97]),
+        ("keys=keys.csv", 'when,who\n1,customer 7\n2,"Müller, # 1"\n', "who", [0, 7, 37, 67, 97]),
+        ("keys=keys.csv", "id\ncustomer 7\n", None, [7, 37, 67, 97]),
+    ],
+)
+def test_all_samples_of_a_key(spec, content, column, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if content:
+        (tmp_path / spec.partition("=")[2]).write_text(content)
+    assert list(forget_rows(spec, load_task(write_task(tmp_path, KEYED)), column)) == expected
+
+
+@pytest.mark.parametrize(
+    "text, spec, told",
+    [
+        (KEYED, "key=mallory,customer 7,eve", "forget: must be keys that the task's keys() returns; found eve and 1 more"),
+        (KEYED, "key=", "forget: key= must be followed by keys"),
+        (KEYED, "key=customer 7,customer 7", "forget: must name every key once; found customer 7 more than once"),
+        (KEYED, "keys=nowhere.txt", "forget: keys= must be a file of keys; there is no such file; found nowhere.txt"),
+        (KEYED, "keys=empty.txt", "forget: must name at least one sample"),
+        (KEYED.replace("range(120)", "range(119)"), "key=customer 7", "task: keys() of "),
+        (KEYED.replace("return [f", "return 3  # [f"), "key=customer 7", "task: keys() of "),
+        (TASK, "key=customer 7", "forget: key= needs a function keys() in "),
+    ],
+)
+def test_keys_that_nobody_has(text, spec, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(InputError) as caught:
+        forget_rows(spec, load_task(write_task(tmp_path, text)))
+    assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
+
+
+def test_keys_of_arrays_are_taken(tmp_path):
+    task = load_task(write_task(tmp_path, TASK + "\ndef keys():\n    return torch.arange(120) // 4\n"))
+    assert forget_rows("key=2,0", task) == (0, 1, 2, 3, 8, 9, 10, 11)
+
+
 @pytest.mark.parametrize(
     "name, content, column",
     [

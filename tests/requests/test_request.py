@@ -97,6 +97,63 @@ def test_without_a_method_one_is_chosen(tmp_path):
     assert settings["method"] == "choose" and settings["choice"]["method"] == receipt.method
 
 
+def test_a_later_request_has_the_method_of_the_folder(tmp_path):
+    """Without one: an edit by another would replace that of the samples before."""
+    fulfil(request(tmp_path, "0-4"))
+    lines = []
+    second = fulfil(request(tmp_path, "7,9", settings=Settings(threads=1)), lines.append)
+    assert lines[0] == "forget 7 of 120 samples, 2 of them new, by fisher-mask, on cpu"
+    assert second.weights_after == fulfil(request(tmp_path, "0-4,7,9", "one")).weights_after
+
+
+@pytest.mark.parametrize(
+    "settings, told",
+    [
+        (
+            Settings("random-mask", ("tuning=None",)),
+            "by random-mask tuning=None, and no longer by fisher-mask ratio=0.1 tuning=None: that edit",
+        ),
+        (
+            Settings(given=("ratio=0.2", "tuning=None")),
+            "by fisher-mask ratio=0.2 tuning=None, and no longer by fisher-mask ratio=0.1 tuning=",
+        ),
+    ],
+)
+def test_another_method_in_the_same_folder_is_told(settings, told, tmp_path):
+    """It replaces the edit of the samples before, and is refused where there are no others."""
+    fulfil(request(tmp_path, "0-4"))
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="method: must be that of .*, fisher-mask ratio=0.1 tuning=None, where all these samples are"):
+        fulfil(request(tmp_path, "0-3", settings=settings))
+    assert contents(tmp_path) == before
+    assert any(line.startswith(told) for line in estimate(prepare(request(tmp_path, "7", settings=settings))))
+    lines = []
+    fulfil(request(tmp_path, "7", settings=settings), lines.append)
+    assert lines[0].startswith(told) and lines[0] in (tmp_path / "out" / "log.txt").read_text()
+
+
+def test_another_recipe_is_told_too(tmp_path):
+    tuned = Settings("finetune", threads=1)
+    fulfil(request(tmp_path, "0-4", settings=tuned))
+    lines = []
+    write_task(tmp_path, TASK.replace("Constant(0.05, epochs=2)", "Constant(0.02, epochs=2)"))
+    fulfil(request(tmp_path, "0-4", settings=tuned), lines.append)
+    fulfil(request(tmp_path, "7", settings=tuned), lines.append)
+    assert lines[0] == "all 5 samples were forgotten before; nothing to do"
+    assert lines[1].startswith("by Finetune(") and "0.02" in lines[1] and "0.05" in lines[1]
+
+
+def test_where_functions_are_in_memory_does_not_count():
+    from expunge.requests.settings import described, is_described
+
+    first, second = (
+        build_method(Settings("finetune"), Tuning(Constant(0.3, epochs=20), optimizer=lambda parameters: torch.optim.Adam(parameters)))
+        for _ in range(2)
+    )
+    assert first != second and is_described(first, described(second))
+    assert not is_described(build_method(Settings("finetune"), None), described(first))
+
+
 def test_what_examines_a_request_adds_files_and_measures(tmp_path):
     def examine(made, folder):
         (folder / "audit.json").write_text("{}")

@@ -6,6 +6,7 @@ import random
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from expunge.errors import InputError
@@ -124,6 +125,9 @@ def test_without_the_ids_the_folder_still_verifies(copy):
 def test_weights_are_named_for_what_they_are(made, tmp_path):
     receipt = made / "out" / "receipt.json"
     assert wrong(receipt, made / "out" / "weights.safetensors") == []
+    after = load_file(made / "out" / "weights.safetensors")
+    torch.save({"state_dict": {f"module.{name}": value for name, value in after.items()}, "epoch": 1}, tmp_path / "in-use.pt")
+    assert wrong(receipt, tmp_path / "in-use.pt") == []
     assert wrong(receipt, made / "model.safetensors")[0].endswith("the weights before, with what was to be forgotten")
     save_file({name: value * 0 for name, value in load_file(made / "model.safetensors").items()}, tmp_path / "other.safetensors")
     assert wrong(receipt, tmp_path / "other.safetensors")[0].endswith("neither the weights after nor those before")

@@ -30,6 +30,43 @@ def test_weights_are_those_of_the_file(name, tmp_path):
     assert all(torch.equal(value, source.state_dict()[key]) for key, value in target.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "wrap, name",
+    [
+        (lambda state: {f"module.{key}": value for key, value in state.items()}, "ddp.safetensors"),
+        (lambda state: {f"module._orig_mod.{key}": value for key, value in state.items()}, "compiled.pt"),
+        (lambda state: {"epoch": 3, "state_dict": {f"model.{key}": value for key, value in state.items()}, "rates": [0.1]}, "a.ckpt"),
+        (lambda state: {"model": state, "optimizer": {"state": {0: {"step": torch.ones(1)}}, "param_groups": [{"lr": 1}]}}, "a.pt"),
+    ],
+)
+def test_checkpoints_and_names_of_wrappers_are_taken(wrap, name, tmp_path):
+    """As they lie about: saved from under a wrapper, or with the optimizer beside the weights."""
+    source, target = network(), network()
+    (save_file if name.endswith("safetensors") else torch.save)(wrap(source.state_dict()), tmp_path / name)
+    assert load_weights(tmp_path / name, target) == tuple(source.state_dict())
+    assert all(torch.equal(value, source.state_dict()[key]) for key, value in target.state_dict().items())
+
+
+def test_a_prefix_that_is_no_wrappers_is_of_another_model(tmp_path):
+    save_file({f"module.x.{key}": value for key, value in network().state_dict().items()}, tmp_path / "w.safetensors")
+    with pytest.raises(MismatchError, match="only the model has 0.bias"):
+        load_weights(tmp_path / "w.safetensors", network())
+
+
+def test_of_two_states_none_is_guessed(tmp_path):
+    torch.save({"model": network().state_dict(), "ema": network().state_dict()}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="weights: must hold one state_dict; save that of the model alone; found model, ema in "):
+        load_weights(tmp_path / "w.pt", network())
+
+
+def test_models_that_rename_when_saved_get_a_hint(tmp_path):
+    model = network()
+    model.save_pretrained = None
+    save_file({"old.name": torch.ones(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(MismatchError, match="only the model has 0.bias; save_pretrained may rename: store model.state_dict"):
+        load_weights(tmp_path / "w.safetensors", model)
+
+
 def test_what_is_saved_is_a_plain_state_dict(tmp_path):
     model = Tied()
     save_weights(tmp_path / "w.safetensors", weights_of(model, model.state_dict()), shared_names(model))

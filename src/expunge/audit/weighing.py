@@ -23,7 +23,8 @@ def judged(measure: Measure, kind: Kind) -> Literal["answers", "inside"] | None:
     name, _, bits = measure.name.rpartition(", ")
     if bits.endswith("bits"):
         return "inside" if name == (UNSEEN if kind == "classes" else ATTACK) else None
-    if measure.name in (DIVERGENCE, FORGET, NEIGHBOURS) or measure.name in ((UNSEEN,) if kind == "classes" else (ATTACK, RMIA, *BY_SHADOWS)):
+    of_kind = (UNSEEN,) if kind == "classes" else (ATTACK, RMIA, *BY_SHADOWS)
+    if measure.name in (DIVERGENCE, FORGET, NEIGHBOURS, *of_kind):
         return "answers"
     return "inside" if measure.name in (READ_BACK, RELEARNED) or measure.name.startswith("probe, ") else None
 

@@ -18,19 +18,22 @@ class Unlearn:
     A later request in the same folder adds its samples to those before. The same command goes on after a stop."""
 
     task: str
-    """Your Python file with model(), train(), test(); it may have objective(), validation(), recipe()."""
+    """Your Python file with model(), train(), test(); it may have objective(), validation(), recipe(), keys()."""
     weights: str
     """The trained weights, .safetensors; a .pt file of plain tensors is read too."""
     forget: str
-    """0-99,200; label=3; predicate=NAME, a function of the task file; or a file of ids: text, .csv, .npy (ids or a boolean mask)."""
+    """0-99,200; label=3; key=4711 or keys=FILE, by the task's keys(); predicate=NAME, a function of the task file; or a file of ids: text,
+    .csv, .npy (ids or a boolean mask)."""
     out: str
     """Folder of this model's requests."""
     column: str | None = None
     """Of a .csv file: the column of the ids; without it "id", or the only one."""
-    method: str = "choose"
-    """Chosen by what there is; or such as fisher-mask, ssd, retrain; of your own: path/to/file.py:Class."""
+    method: str | None = None
+    """Such as fisher-mask, ssd, retrain; choose, by what there is; of your own: path/to/file.py:Class. Without it that of the last request
+    in the folder; choose in a new one."""
     set: tuple[str, ...] = ()
-    """Settings of the method, such as ratio=0.05 tuning=None; of choose: epochs=20 max_drop=0.01."""
+    """Settings of the method, such as ratio=0.05 tuning=None; of choose: epochs=20 max_drop=0.01. Without them, and without --method, those
+    of the last request in the folder."""
     batch_size: int = 128
     """For measuring; training has the recipe's own."""
     device: str | None = None
@@ -46,6 +49,8 @@ class Unlearn:
     convict, but not clear."""
     sign: str | None = None
     """A private Ed25519 key, PEM, to sign the receipt with."""
+    mlflow: str | None = None
+    """Log the request to this run of MLflow, by its id; "new" for a run of its own. Where: MLFLOW_TRACKING_URI."""
     dry_run: bool = False
     """Check everything, tell what would be done and what it would cost, and write nothing."""
     quiet: bool = False
@@ -122,12 +127,10 @@ def run_unlearn(options: Unlearn) -> None:
     settings = Settings(options.method, options.set, options.batch_size, options.device, options.threads)
     request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign, options.sums)
     say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
-    examine = _examine(options, say, progress)
+    examine, log = _examine(options, progress), _log(options)
     if options.dry_run:
         for line in estimate(checked(request)):
             print(on_one_line(line), flush=True)
-        if options.sums is not None:
-            print(f"stored sums: from {options.sums}, so the passes for a score are over the samples to forget alone")
         if examine is not None:
             beside = counted(len(options.retrained), "retrained network") if options.retrained else "no retrained network: it cannot clear"
             print(f"audit: beside {beside}; its time is not in these numbers")
@@ -141,9 +144,11 @@ def run_unlearn(options: Unlearn) -> None:
     print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
     audited = (receipt.measured.get("audit") or {}).get("verdict") is not None
     print(f"Weights, patch, {'audit, ' if audited else ''}receipt and ledger: {options.out}/")
+    if log is not None:
+        print(f"MLflow: run {log()}")
 
 
-def _examine(options: Unlearn, say: Callable[[str], None], progress: bool | None) -> Any:
+def _examine(options: Unlearn, progress: bool | None) -> Any:
     """The audit, with retrained networks that were read before anything is done."""
     if not options.audit:
         if options.retrained:
@@ -155,7 +160,18 @@ def _examine(options: Unlearn, say: Callable[[str], None], progress: bool | None
 
     device = device_named(options.device)
     networks = [of_task(load_task(options.task), path, "retrained", device) for path in options.retrained]
-    return auditing(networks, say, progress)
+    return auditing(networks, progress)
+
+
+def _log(options: Unlearn) -> Callable[[], str] | None:
+    """Logs what is done; checked before it is."""
+    if options.mlflow is None:
+        return None
+    from expunge.integrations.mlflow import check_run, log_request
+
+    run = None if options.mlflow == "new" else options.mlflow
+    check_run(run)
+    return lambda: log_request(options.out, run)
 
 
 def run_undo(options: Undo) -> None:

@@ -16,6 +16,7 @@ from expunge.audit.settings import Settings
 from expunge.errors import ExpungeError, InputError
 from expunge.report.audit_files import PAGE
 from expunge.report.audit_page import audit_page
+from expunge.requests.request import told
 from expunge.requests.task import Task
 from expunge.requests.weights import load_weights
 from expunge.requests.writing import Made
@@ -35,12 +36,11 @@ def of_task(task: Task, path: str, argument: str, device: Any) -> nn.Module:
     return network.to(device)
 
 
-def auditing(
-    retrained: Sequence[nn.Module] = (), say: Callable[[str], None] = lambda line: None, progress: bool | None = None
-) -> Callable[[Made, Path], Mapping[str, Any]]:
+def auditing(retrained: Sequence[nn.Module] = (), progress: bool | None = None) -> Callable[[Made, Path], Mapping[str, Any]]:
     """What `requests.fulfil` takes as `examine`: the audit, its page, and its verdict with the reasons for the receipt.
 
-    Where no audit can be made, as with fewer than 20 samples, the receipt says why; the request stands.
+    Its lines are told, and kept in the log, like all of a request. Where no audit can be made, as with fewer than 20 samples, the receipt
+    says why; the request stands.
     """
 
     def examine(made: Made, folder: Path) -> Mapping[str, Any]:
@@ -48,20 +48,21 @@ def auditing(
         done = f"expunge unlearn, {made.outcome.method if isinstance(made.outcome.method, str) else repr(made.outcome.method)}"
         settings = Settings(batch_size=prepared.settings.batch_size)
         try:
-            found = audit(
-                prepared.model,
-                made.outcome.model,
-                prepared.forget,
-                prepared.remain,
-                task.test,
-                retrained,
-                objective=task.objective,
-                settings=settings,
-                done=done,
-                progress=progress,
-            )
+            with told(made.say):
+                found = audit(
+                    prepared.model,
+                    made.outcome.model,
+                    prepared.forget,
+                    prepared.remain,
+                    task.test,
+                    retrained,
+                    objective=task.objective,
+                    settings=settings,
+                    done=done,
+                    progress=progress,
+                )
         except ExpungeError as error:
-            say(f"no audit was made: {error}")
+            made.say(f"no audit was made: {error}")
             return {"audit": {"verdict": None, "why": str(error)}}
         # Weights as in the receipt. A plain digest of the forget set, or of the rest, would let whoever has the data confirm a guess.
         weights = {**found.weights, "before": made.weights_before, "after": made.weights_after}
@@ -70,7 +71,7 @@ def auditing(
         write_bytes(folder / PAGE, audit_page(found).encode(errors="replace"))
         write_bytes(folder / CARD, found.markdown().encode())
         for line in str(found).splitlines():
-            say(line)
+            made.say(line)
         return {"audit": {"verdict": encode(found.verdict), "retrained": found.retrained}}
 
     return examine

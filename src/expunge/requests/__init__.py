@@ -4,6 +4,7 @@ from expunge.requests.estimate import estimate
 from expunge.requests.forget_sets import forget_rows
 from expunge.requests.prepared import Prepared, Request, prepare
 from expunge.requests.receipt import Receipt
+from expunge.requests.recipes import recorded_recipe
 from expunge.requests.request import Made, fulfil
 from expunge.requests.settings import Settings
 from expunge.requests.task import Task, load_task
@@ -24,6 +25,7 @@ __all__ = [
     "load_task",
     "prepare",
     "prove",
+    "recorded_recipe",
     "undo",
     "verify",
 ]

@@ -26,9 +26,14 @@ def estimate(prepared: Prepared) -> Iterator[str]:
     yield f"model: {type(prepared.model).__name__}, {parameters:,} weights, on {prepared.device}"
     yield f"forget: {len(prepared.rows):,} of {samples:,} samples ({len(prepared.new):,} by this request), remain: {kept:,}"
     yield f"method: {prepared.method!r}"
-    seconds = _seconds_per_sample(prepared) * kept
+    if prepared.replaced is not None:
+        yield prepared.replaced
+    per_sample = _seconds_per_sample(prepared)
+    seconds = per_sample * kept
     yield f"a training pass over the remain data takes about {shown_time(seconds)} here"
-    yield from _passes(prepared.method, seconds)
+    yield from (
+        _passes(prepared.method, seconds) if prepared.summed is None else _with_store(prepared.method, prepared.summed, per_sample, kept)
+    )
     size = sum(tensor.numel() * tensor.element_size() for tensor in prepared.model.state_dict().values())
     yield f"disk: up to {6 * size / 1e6:,.1f} MB (the weights, and a patch that leads back to the original)"
 
@@ -45,6 +50,15 @@ def _passes(method: Method, seconds: float) -> Iterator[str]:
         yield f"passes: {epochs} of training, and up to 2 for a score; time: about {shown_time((epochs + 2) * seconds)}"
     else:
         yield f"passes: up to 2, no training by a recipe; time: about {shown_time(2 * seconds)}"
+
+
+def _with_store(method: Method, summed: int, per_sample: float, kept: int) -> Iterator[str]:
+    """Of a Fisher mask whose sums are stored: those of its own samples alone are missing, and of a whole class none."""
+    tuning = getattr(method, "tuning", None)
+    epochs = tuning.schedule.epochs if isinstance(tuning, Tuning) else 0
+    passes = f"stored sums: passes over {summed:,} samples alone"
+    training = f", and {epochs} passes of training" if epochs else ", no training"
+    yield f"{passes}{training}; time: about {shown_time((summed + epochs * kept) * per_sample)}"
 
 
 def shown_time(seconds: float) -> str:

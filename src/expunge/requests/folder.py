@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from expunge.errors import InputError
 from expunge.requests.canonical import canonical, digest
 from expunge.requests.commitments import KEY, Opening
 from expunge.requests.ledger import LEDGER, Entry, read_ledger
 from expunge.requests.receipt import RECEIPT, Receipt, read_receipt
+from expunge.requests.settings import Settings
 from expunge.requests.weights import file_digest
-from expunge.storage.documents import excerpt, parse_json, read_plain
+from expunge.storage.codec import decode, encode
+from expunge.storage.documents import excerpt, parse_json, read_json, read_plain
 from expunge.storage.folders import LITTER, RESULT
 
 COMMAND = "requests"  # in result.json: what made the folder
@@ -25,12 +28,15 @@ LARGEST = 2**24  # bytes of a ledger or receipt
 
 @dataclass(frozen=True)
 class State:
-    """A folder of requests as it is: its receipts, the ledger, and the ids with their salts, where these are there."""
+    """A folder of requests as it is: its receipts, the ledger, the ids with their salts, where these are there, and how it was done: the
+    settings, and the method that they built."""
 
     folder: Path
     receipt: Receipt
     ledger: tuple[Entry, ...]
     openings: tuple[Opening, ...] | None
+    settings: Settings
+    built: Mapping[str, Any]
 
     @property
     def ids(self) -> set[int]:
@@ -52,7 +58,13 @@ def read_state(folder: Path) -> State | None:
     for what in misfits(folder):
         raise InputError("out", "must be as `expunge unlearn` left it", what)
     openings = _openings(folder / OPENINGS) if (folder / OPENINGS).exists() else None
-    return State(folder, receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER), openings)
+    return State(folder, receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER), openings, *settings_at(folder))
+
+
+def settings_at(folder: Path) -> tuple[Settings, Mapping[str, Any]]:
+    """The settings of the last request, and the description of the method that they built."""
+    content = read_json(folder / SETTINGS)
+    return decode(Settings, {name: content[name] for name in encode(Settings())}), content["built"]
 
 
 def receipt_at(path: Path) -> Receipt:

@@ -22,7 +22,7 @@ from expunge.storage.documents import excerpt, read_plain
 ARGUMENT = "forget"
 RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 SPACED = re.compile(r" *([,-]) *")
-FORMS = "0-99,200 or label=3 or predicate=NAME or a file of ids (text, .csv, .npy)"
+FORMS = "0-99,200 or label=3 or key=NAME or keys=FILE or predicate=NAME or a file of ids (text, .csv, .npy)"
 LARGEST = 2**28  # bytes of a file of ids
 DIGITS = 18  # of an id
 
@@ -32,6 +32,8 @@ def forget_rows(spec: str, task: Task, column: str | None = None) -> tuple[int, 
 
     0-99,200          rows and ranges, both ends included
     label=3 or 3,5    all samples with one of these labels
+    key=NAME          all samples that the task's keys() gives this key, or one of several, with commas between
+    keys=FILE         the same for the keys in a file: one per line, or a column of a .csv
     predicate=NAME    samples for which a function of the task file is true
     ids.txt           a row or a range per line; what follows # is skipped
     ids.csv           the column `column`, else "id", else the only one
@@ -72,6 +74,8 @@ def _rows(spec: str, task: Task, column: str | None) -> Sequence[int]:
         return _labelled(value, task)
     if kind == "predicate" and not os.path.exists(spec):
         return _chosen(value, task)
+    if kind in ("key", "keys") and not os.path.exists(spec):
+        return _of_keys(value.split(",") if kind == "key" else _read_keys(value, column), task)
     if RANGES.fullmatch(_compact(spec)):
         return _ranges(_compact(spec), spec, task.rows.samples)
     path = Path(spec)
@@ -143,6 +147,30 @@ def _chosen(name: str, task: Task) -> list[int]:
         if answer:
             rows.append(row)
     return rows
+
+
+def _of_keys(wanted: Sequence[str], task: Task) -> list[int]:
+    asked = Counter(key.strip() for key in wanted)
+    if not all(asked):
+        raise InputError(ARGUMENT, "key= must be followed by keys of the training data, such as key=4711", "an empty one")
+    if repeated := [key for key, times in asked.items() if times > 1]:
+        raise InputError(ARGUMENT, "must name every key once", f"{excerpt(repeated[0], 40)} more than once")
+    if absent := sorted(asked.keys() - {*task.keys}):
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise InputError(ARGUMENT, "must be keys that the task's keys() returns", f"{excerpt(absent[0], 40)}{more}")
+    return [row for row, key in enumerate(task.keys) if key in asked]
+
+
+def _read_keys(file: str, column: str | None) -> list[str]:
+    if not Path(file).is_file():
+        raise InputError(ARGUMENT, "keys= must be a file of keys; there is no such file", file)
+    try:
+        text = read_plain(file, LARGEST).decode("utf-8-sig")
+    except ValueError as error:  # bytes that are no text, too
+        raise InputError(ARGUMENT, f"must be a file of keys, text in UTF-8 or .csv ({excerpt(error)})", file) from error
+    if file.lower().endswith(".csv"):
+        return _column(text, column, file)
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _array(content: bytes, spec: str, samples: int) -> list[int]:

@@ -17,12 +17,13 @@ from expunge.errors import InputError, MismatchError
 from expunge.methods import Method
 from expunge.requests.folder import State, read_state
 from expunge.requests.forget_sets import forget_rows
-from expunge.requests.settings import Settings, build_method
+from expunge.requests.settings import Settings, build_method, following, is_described, written
 from expunge.requests.stored_mask import check_method
 from expunge.requests.sums_store import Store, check_fits
 from expunge.requests.task import Task, load_task
 from expunge.requests.weights import digest_of, load_weights, shared_names, weights_of
 from expunge.runtime.modes import device_named
+from expunge.storage.documents import excerpt
 from expunge.validate import check_whole
 
 
@@ -54,6 +55,8 @@ class Prepared:
     new: tuple[int, ...]
     earlier: State | None
     device: torch.device
+    replaced: str | None = None  # a line: another method than that of the earlier requests, whose edit it replaces
+    summed: int | None = None  # samples over which passes are made for Fisher sums, where the others come from a store
 
     @property
     def forget(self) -> Data:
@@ -68,14 +71,14 @@ class Prepared:
 
 def prepare(request: Request, store: Store | None = None) -> Prepared:
     """Check all of a request; raises where it cannot be carried out."""
-    task = load_task(request.task)
-    settings = request.settings if store is None else settings_for(store, request.settings)
+    task, earlier = load_task(request.task), read_state(Path(request.out))
+    settings = following(request.settings, None if earlier is None else earlier.settings)
+    settings = settings if store is None else settings_for(store, settings)
     device = device_named(settings.device)
     check_whole("batch_size", settings.batch_size, minimum=1)
     if settings.threads is not None:
         check_whole("threads", settings.threads, minimum=1, maximum=1024)
     method = build_method(settings, task.recipe)
-    earlier = read_state(Path(request.out))
     asked = forget_rows(request.forget, task, request.column)
     before = set() if earlier is None else earlier.ids
     rows = tuple(sorted({*asked, *before}))
@@ -90,6 +93,7 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
     _check_unseen(prepared)
     if earlier is not None:
         _check_same(prepared, earlier)
+        return replace(prepared, replaced=_replaced(prepared, earlier))
     return prepared
 
 
@@ -121,3 +125,20 @@ def _check_same(prepared: Prepared, earlier: State) -> None:
         "train"
     ] or prepared.task.rows.samples != earlier.receipt.samples:
         raise MismatchError(f"task: train() must return the data of the requests in {earlier.folder}; found {found or 'no digest'}")
+
+
+def _replaced(prepared: Prepared, earlier: State) -> str | None:
+    """What is to be told where the method, its settings or the recipe are others than those of the earlier requests.
+
+    The edit is drawn again from the original weights for all samples, so it is replaced for those forgotten earlier too. Where there are no
+    others, there is nothing to do, and who gave a method is told so by an error.
+    """
+    if is_described(prepared.method, earlier.built):
+        return None
+    now, before = written(prepared.settings), written(earlier.settings)
+    if now != before and not prepared.new:
+        rule = f"must be that of {earlier.folder}, {before}, where all these samples are forgotten already; for another give a new folder"
+        raise InputError("method", rule, now)
+    if now == before:  # another recipe, or version
+        now, before = excerpt(repr(prepared.method), 100), excerpt(str(earlier.built["repr"]), 100)
+    return f"by {now}, and no longer by {before}: that edit is replaced, for the samples of earlier requests too"

@@ -52,7 +52,8 @@ class Receipt:
 
     `forget` are the samples that this request adds; `forgotten` counts those of all requests so far, which the weights are without.
     `mask`: the patch of what was set before any training, None where nothing was. `files`: every file of the folder but this one, the
-    ledger, and a signature.
+    ledger, and a signature. `sources`: what the task file imports from its folder, and the file of a method of one's own; None in receipts
+    from before these were noted.
     """
 
     number: Count
@@ -74,9 +75,10 @@ class Receipt:
     previous: str  # of the ledger
     kind: Literal["expunge receipt 1"] = "expunge receipt 1"
     does_not_prove: tuple[str, ...] = LIMITS
+    sources: Mapping[str, str] | None = None
 
     def content(self) -> bytes:
-        return canonical(encode(self))
+        return canonical({name: value for name, value in encode(self).items() if name != "sources" or value is not None})
 
     def entry(self) -> Entry:
         """Its line in the ledger."""

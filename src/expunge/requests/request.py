@@ -15,7 +15,7 @@ from expunge.requests import folder as names
 from expunge.requests.prepared import Prepared, Request, prepare
 from expunge.requests.receipt import Receipt
 from expunge.requests.signing import private_key
-from expunge.requests.stored_mask import Drawn, StoredMask, check_method, draw, dropped_rows, take_out
+from expunge.requests.stored_mask import Drawn, StoredMask, check_method, draw, dropped_rows, samples_to_sum, take_out
 from expunge.requests.summing import Summing
 from expunge.requests.sums_store import Store, opened
 from expunge.requests.weights import digest_of, shared_names, weights_of
@@ -42,6 +42,8 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
                 take_out(store, drawn_from(store, prepared), [entry.commitments for entry in prepared.earlier.ledger])
             return prepared.earlier.receipt
         log = _Log(say)
+        if prepared.replaced is not None:
+            log(prepared.replaced)
         drawn = None if store is None else drawn_from(store, prepared, log)
         made = carry_out(prepared if drawn is None else replace(prepared, method=drawn.mask(check_method(prepared.method))), log, progress)
         receipts: list[Receipt] = []
@@ -59,7 +61,7 @@ def checked(request: Request) -> Prepared:
     with store_of(request) as store:
         prepared = prepare(request, store)
         if store is not None:
-            dropped_before(store, prepared)
+            prepared = replace(prepared, summed=samples_to_sum(store, prepared.rows, dropped_before(store, prepared)))
     return prepared
 
 
@@ -97,7 +99,7 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
     say(f"forget {len(prepared.rows)} of {task.rows.samples} samples{add}, by {prepared.settings.method}, on {prepared.device}")
     choosing = {"validation": task.validation} if getattr(prepared.method, "takes_validation", False) else {}
     watched = {"forget": prepared.forget, "test": task.test}
-    with one_number_of_threads(prepared.settings.threads), _told(say):
+    with one_number_of_threads(prepared.settings.threads), told(say):
         outcome = unlearn(
             prepared.model,
             prepared.forget,
@@ -122,7 +124,7 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
     before, after = (digest_of(weights_of(model, prepared.stored), shared) for model in (prepared.model, outcome.model))
     if before == after:
         say("warning: no weight was changed, the new weights are the original ones; give another method, or other settings (--set)")
-    return Made(prepared, outcome, before, after)
+    return Made(prepared, outcome, before, after, say)
 
 
 @contextmanager
@@ -147,7 +149,7 @@ class _Log:
 
 
 @contextmanager
-def _told(say: Say) -> Iterator[None]:
+def told(say: Say) -> Iterator[None]:
     """Warnings within are lines, and not lost in what a terminal shows."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

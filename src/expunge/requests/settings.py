@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -17,13 +18,17 @@ from expunge.validate import shown
 
 CHOOSE = "choose"
 EPOCHS = 5  # of fine-tuning: the recipe's schedule, compressed
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the samples are to be forgotten; `given` are settings of the method as they were written, name=value."""
+    """How the samples are to be forgotten; `given` are settings of the method as they were written, name=value.
 
-    method: str = CHOOSE
+    `method` None: that of the last request in the folder, with its settings unless others are given; in a new folder one is chosen.
+    """
+
+    method: str | None = None
     given: tuple[str, ...] = ()
     batch_size: int = 128
     device: str | None = None
@@ -33,21 +38,31 @@ class Settings:
     """How stored sums that were used are grouped."""
 
 
+def following(settings: Settings, earlier: Settings | None) -> Settings:
+    """With the method of the request before, where none is given; its settings too, unless some are."""
+    if settings.method is not None:
+        return settings
+    if earlier is None:
+        return replace(settings, method=CHOOSE)
+    return replace(settings, method=earlier.method, given=settings.given or earlier.given)
+
+
 def build_method(settings: Settings, recipe: Tuning | None) -> Method:
     """The method by name, with the settings given; what it trains by comes from the task's recipe where there is one.
 
     Choose takes the recipe's peak rate; Retrain the recipe itself; others its schedule compressed to 5 epochs.
     """
-    build = _reading(settings.method)
+    name = settings.method or CHOOSE
+    build = _reading(name)
     values = dict(_assigned(text) for text in settings.given)
     names = {field.name for field in fields(build) if field.init} if isinstance(build, type) else None
     if recipe is not None and "tuning" not in values:
-        values = _from_recipe(settings.method, build, recipe) | values
+        values = _from_recipe(name, build, recipe) | values
     try:
         return build(**values)
     except TypeError as error:
         known = f"; it has {', '.join(sorted(names))}" if names else ""
-        raise InputError("set", f"must be settings of {settings.method}{known}", str(error)) from error
+        raise InputError("set", f"must be settings of {name}{known}", str(error)) from error
 
 
 def _reading(name: str) -> Any:
@@ -86,6 +101,16 @@ def _from_recipe(name: str, build: Any, recipe: Tuning) -> dict[str, Any]:
     if "tuning" not in signature(build).parameters or getattr(build(), "tuning", None) is None:
         return {}
     return {"tuning": recipe if name == "retrain" else replace(recipe, schedule=replay(recipe.schedule, EPOCHS))}
+
+
+def written(settings: Settings) -> str:
+    """Method and settings as they are given in the shell."""
+    return " ".join([settings.method or CHOOSE, *sorted(settings.given)])
+
+
+def is_described(method: Method, content: Mapping[str, Any]) -> bool:
+    """Whether a method is the one that a settings file describes; where in memory its functions are does not count."""
+    return ADDRESS.sub("", described(method)["repr"]) == ADDRESS.sub("", str(content["repr"]))
 
 
 def described(method: Method) -> Mapping[str, Any]:

@@ -74,6 +74,16 @@ def draw(store: Store, summing: Summing, rows: Sequence[int], dropped: Sequence[
     return Drawn(parts, lacking, total.plus(taken, store.like(total)))
 
 
+def samples_to_sum(store: Store, rows: Sequence[int], dropped: Sequence[int]) -> int:
+    """Over how many samples `draw` makes passes."""
+    lacking = store.grouping.split(dropped)
+    total = len(dropped)
+    for group, part in store.grouping.split(rows).items():
+        whole = len(part) == int((store.grouping.group == group).sum()) and store.header.file(f"group-{group}") is not None
+        total += 0 if whole or part == lacking.get(group) else len(part)
+    return total
+
+
 def draw_anew(summing: Summing, grouping: Grouping, rows: Sequence[int]) -> Drawn:
     """The same without a store, by a pass over everything: for a replay."""
     return Drawn(summing.by_group(rows, grouping), {}, folded(summing.of(grouping.rows(group)) for group in range(len(grouping.names))))

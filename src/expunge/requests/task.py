@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,11 +25,12 @@ from expunge.data.indices import size_of
 from expunge.data.objective import Objective
 from expunge.data.parting import Cuttable, cuttable
 from expunge.errors import ExpungeError, InputError
+from expunge.requests.sources import import_anew, imported_files
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
 NEEDED = ("model", "train", "test")
-OPTIONAL = ("objective", "validation", "recipe")
+OPTIONAL = ("objective", "validation", "recipe", "keys")
 ARGUMENT = "task"
 BATCH_SIZE = 128
 
@@ -45,11 +46,13 @@ class Task:
     objective()   the `Objective`, where the loss is not the cross-entropy of class logits
     validation()  data that the network was never trained on, by which a method may be chosen
     recipe()      the `Tuning` that the network was trained by
+    keys()        whose every training sample is, or what it is called: customer numbers, file names; an entry per row
     """
 
     path: Path
     digest: str  # SHA-256 of the file
     module: ModuleType
+    sources: Mapping[str, str]  # SHA-256 of the files that it imports from its folder
 
     @cached_property
     def model(self) -> nn.Module:
@@ -81,6 +84,23 @@ class Task:
     @cached_property
     def recipe(self) -> Tuning | None:
         return self._settings("recipe", Tuning)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The key of every training sample, as text."""
+        if not hasattr(self.module, "keys"):
+            raise InputError("forget", f"key= needs a function keys() in {self.path}, which returns the key of every training sample")
+        keys = self._called("keys")
+        try:
+            listed = [str(key) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]
+        except TypeError as error:
+            raise InputError(
+                ARGUMENT, f"keys() of {self.path} must return a list with an entry per training sample", shown(keys)
+            ) from error
+        if isinstance(keys, str) or len(listed) != self.rows.samples:
+            rule = f"keys() of {self.path} must return a list with an entry per training sample, {self.rows.samples}"
+            raise InputError(ARGUMENT, rule, len(listed))
+        return listed
 
     @cached_property
     def rows(self) -> Cuttable:
@@ -147,7 +167,9 @@ def load_task(path: str | os.PathLike[str]) -> Task:
         raise InputError(ARGUMENT, "must be a Python file", os.fspath(path))
     content = file.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    name = f"expunge_task_{hashlib.sha256(os.fsencode(file) + content).hexdigest()[:16]}"
+    sources = imported_files(file)
+    import_anew(file.parent, sources)
+    name = f"expunge_task_{hashlib.sha256(os.fsencode(file) + content + repr(sources).encode()).hexdigest()[:16]}"
     module = sys.modules.get(name) or _executed(name, file, Path(path))
     functions = {key: value for key, value in vars(module).items() if not key.startswith("_")}
     if missing := [key for key in NEEDED if key not in functions]:
@@ -158,7 +180,7 @@ def load_task(path: str | os.PathLike[str]) -> Task:
     for key in (*NEEDED, *OPTIONAL):
         if key in functions:
             _check_function(key, functions[key], Path(path))
-    return Task(Path(path), digest, module)
+    return Task(Path(path), digest, module, sources)
 
 
 def _executed(name: str, file: Path, shown_path: Path) -> ModuleType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,12 +19,13 @@ from expunge.requests.ledger import LEDGER
 from expunge.requests.prepared import Prepared
 from expunge.requests.receipt import RECEIPT, Receipt, this_code
 from expunge.requests.request import carry_out, one_number_of_threads, summing_of
-from expunge.requests.settings import Settings, build_method
+from expunge.requests.settings import build_method
 from expunge.requests.signing import check_signature
+from expunge.requests.sources import method_file
 from expunge.requests.stored_mask import check_method, draw_anew
 from expunge.requests.task import load_task
 from expunge.requests.undo import original_weights
-from expunge.requests.weights import digest_of, load_saved, read_weights
+from expunge.requests.weights import digest_of, load_saved, read_weights, without_wrapper
 from expunge.runtime.modes import device_named
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, read_json
@@ -84,10 +85,10 @@ def _weights_of_folder(folder: Path, receipt: Receipt) -> Iterator[Finding]:
 
 def _given_weights(path: Path, folder: Path, receipt: Receipt) -> Finding:
     try:
-        shared = load_saved(folder / names.WEIGHTS)[1]
+        own, shared = load_saved(folder / names.WEIGHTS)
     except (ExpungeError, OSError):
-        shared = {}
-    found = digest_of(read_weights(path), shared)
+        own, shared = {}, {}
+    found = digest_of(without_wrapper(read_weights(path), own), shared)
     if found == receipt.weights_after:
         return Finding(True, f"{path}: the weights after")
     if found == receipt.weights_before:
@@ -103,6 +104,7 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     task, state = load_task(task_file), read_state(folder)
     assert state is not None
     yield Finding(task.digest == receipt.task, f"{task_file}: the task file of the receipt")
+    yield from _sources({**task.sources, **method_file(state.settings.method)}, receipt)
     for name, data in (("train", task.train), ("test", task.test)):
         digest = data_digest(data)
         if digest is None:
@@ -112,7 +114,7 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     if task.rows.samples != receipt.samples:
         yield Finding(False, f"train(): has {task.rows.samples} samples, not {receipt.samples}")
         return
-    settings = _settings(folder)
+    settings = state.settings
     device = device_named(settings.device)
     yield from (Finding(False, f"{what}; the weights may differ for that alone") for what in _other_code(receipt, device))
     tensors, shared = original_weights(folder)
@@ -134,9 +136,18 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     yield Finding(fits, "replayed: the same weights, to the bit" if fits else "replayed: other weights than those of the receipt")
 
 
-def _settings(folder: Path) -> Settings:
-    content = read_json(folder / names.SETTINGS)
-    return decode(Settings, {name: content[name] for name in encode(Settings())})
+def _sources(ours: Mapping[str, str], receipt: Receipt) -> Iterator[Finding]:
+    """Each file that the task imports from its folder, and that of a method of one's own."""
+    if receipt.sources is None:
+        yield from (Finding(True, f"{name}: imported by the task, not in receipts of this age, not compared") for name in ours)
+        return
+    for name in sorted({*ours, *receipt.sources}):
+        if name not in receipt.sources:
+            yield Finding(False, f"{name}: imported by the task now, not so in the receipt")
+        elif name not in ours:
+            yield Finding(False, f"{excerpt(name)}: not imported by the task now, but in the receipt")
+        else:
+            yield Finding(ours[name] == receipt.sources[name], f"{name}: the file of the receipt")
 
 
 def _other_code(receipt: Receipt, device: torch.device) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from expunge.storage.tensors import content_digest, load_tensors, save_tensors
 KIND = "weights"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 ARGUMENT = "weights"
+WRAPPERS = ("module.", "_orig_mod.", "model.")  # before every name: DistributedDataParallel, torch.compile, Lightning
 Tensors = dict[str, Tensor]
 
 
@@ -28,7 +29,8 @@ def load_weights(path: str | os.PathLike[str], model: nn.Module) -> tuple[str, .
     Names that share a tensor (tied weights) may be stored once. A file of adapters holds all that is trained; what is frozen may be
     missing, and stays as the task made it. Returns the names that the file holds, with all they share a tensor with.
     """
-    stored, own = read_weights(path), model.state_dict(keep_vars=True)
+    own = model.state_dict(keep_vars=True)
+    stored = without_wrapper(read_weights(path), own)
     if strange := [name for name, value in own.items() if not isinstance(value, Tensor)]:
         raise InputError("task", "the model's state_dict must hold tensors alone", strange[0])
     tied = shared_names(model)
@@ -40,7 +42,9 @@ def load_weights(path: str | os.PathLike[str], model: nn.Module) -> tuple[str, .
     missing = sorted(first for first in absent if not stored or first not in frozen)
     if strange := [*missing, *sorted(stored.keys() - own.keys())]:
         who = "only the model has" if missing else "only the file has"
-        raise MismatchError(f"weights: {os.fspath(path)} is of another model than that of the task: {who} {excerpt(strange[0])}")
+        # transformers 5 stores many models under the names of their first version, which are no names of the state_dict.
+        hint = "; save_pretrained may rename: store model.state_dict() instead" if hasattr(model, "save_pretrained") else ""
+        raise MismatchError(f"weights: {os.fspath(path)} is of another model than that of the task: {who} {excerpt(strange[0])}{hint}")
     for name, tensor in stored.items():
         form, wanted = (tuple(tensor.shape), tensor.dtype), (tuple(own[name].shape), own[name].dtype)
         if form != wanted:
@@ -68,6 +72,17 @@ def read_weights(path: str | os.PathLike[str]) -> Tensors:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
+def without_wrapper(stored: Tensors, own: Container[str]) -> Tensors:
+    """Under the names that the model has, where all of the file begin with that of a wrapper, or of several."""
+    bare = stored
+    while bare and not any(name in own for name in bare):
+        prefix = next((prefix for prefix in WRAPPERS if all(name.startswith(prefix) for name in bare)), None)
+        if prefix is None:
+            return stored
+        bare = {name.removeprefix(prefix): tensor for name, tensor in bare.items()}
+    return bare
+
+
 def _tensors(file: Path) -> Tensors:
     from safetensors import safe_open
 
@@ -93,9 +108,19 @@ def _unpickled(file: Path) -> Tensors:
         reason = excerpt(" ".join(str(error).split()), 100)
         rule = "must hold plain tensors by name, which torch.load(..., weights_only=True) takes; save it by safetensors"
         raise InputError(ARGUMENT, f"{rule} ({reason})", os.fspath(file)) from error
-    if not isinstance(content, Mapping) or not content or not all(isinstance(part, Tensor) for part in content.values()):
+    if isinstance(content, Mapping) and not _is_state(content):  # a checkpoint, with an optimizer and epochs beside the weights
+        states = [key for key, part in content.items() if _is_state(part)]
+        if len(states) > 1:
+            found = f"{excerpt(', '.join(map(str, states)))} in {os.fspath(file)}"
+            raise InputError(ARGUMENT, "must hold one state_dict; save that of the model alone", found)
+        content = content[states[0]] if states else content
+    if not _is_state(content):
         raise InputError(ARGUMENT, "must hold a state_dict, tensors by name: torch.save(model.state_dict(), ...)", os.fspath(file))
     return {str(name): tensor.detach() for name, tensor in content.items()}
+
+
+def _is_state(content: Any) -> bool:
+    return isinstance(content, Mapping) and bool(content) and all(isinstance(part, Tensor) for part in content.values())
 
 
 def shared_names(model: nn.Module) -> dict[str, str]:

@@ -24,6 +24,7 @@ from expunge.requests.prepared import Prepared
 from expunge.requests.receipt import RECEIPT, Receipt, this_code
 from expunge.requests.settings import described
 from expunge.requests.signing import sign
+from expunge.requests.sources import method_file
 from expunge.requests.weights import file_digest, save_weights, shared_names, weights_of
 from expunge.storage.codec import encode
 from expunge.storage.documents import parse_json
@@ -39,6 +40,7 @@ class Made:
     outcome: Outcome
     weights_before: str
     weights_after: str
+    say: Callable[[str], None] = lambda line: None  # tells a line, which the log keeps
 
 
 Examine = Callable[[Made, Path], Mapping[str, Any]]  # writes files into the folder, returns what the receipt says of them
@@ -90,6 +92,7 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
         measured=parse_json(json.dumps(measured).encode()),
         files=names.digests(new),
         previous=head(ledger),
+        sources={**prepared.task.sources, **method_file(prepared.settings.method)},
     )
     write_bytes(new / RECEIPT, receipt.content())
     write_bytes(new / LEDGER, written((*ledger, receipt.entry())))

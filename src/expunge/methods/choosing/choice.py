@@ -43,14 +43,24 @@ class Choice:
     missing: tuple[str, ...]
     tried: tuple[Tried, ...]
 
-    def lines(self) -> list[str]:
-        """For a terminal."""
+    def __str__(self) -> str:
+        """One line per finding, however wide: what was chosen, each reason, whether the goal was met."""
+        return "\n".join([f"chose {self.label} because", *(f"- {reason}" for reason in self.reasons), self.state()])
+
+    def __repr__(self) -> str:
+        return f"Choice({self.label}; {self.state()})"
+
+    def state(self) -> str:
+        """Whether the goal was met, and what is missing."""
         head = {True: "goal met", False: "GOAL NOT MET", None: "goal not measured in full"}[self.goal_met]
-        state = f"{head}: {'; '.join(self.missing)}" if self.missing else head
+        return f"{head}: {'; '.join(self.missing)}" if self.missing else head
+
+    def lines(self) -> list[str]:
+        """For a terminal, no line longer than it is wide."""
         return [
             *textwrap.wrap(f"chose {self.label} because", WIDTH, subsequent_indent="  ", break_on_hyphens=False),
             *(line for reason in self.reasons for line in _item(reason)),
-            *textwrap.wrap(state, WIDTH, subsequent_indent="  ", break_on_hyphens=False),
+            *textwrap.wrap(self.state(), WIDTH, subsequent_indent="  ", break_on_hyphens=False),
         ]
 
 
