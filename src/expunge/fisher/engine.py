@@ -21,6 +21,7 @@ from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
+from expunge.fisher.fitting import Fitting
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.description import warn_if_slow
 from expunge.fisher.planning.passes import Pass, closed_forms
@@ -162,39 +163,30 @@ class _Samplewise(_Totals):
         self.scratch = Scratch()  # of the step
         self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
-        self.fitting: int | None = None  # how many samples fit into memory; known once more were tried
+        self.fitting = Fitting()
 
     def add(self, batch: Batch) -> None:
-        noise = kinds.uniform_noise(self.generator, batch_size(batch), self.draws)
-        self.add_part(batch, noise.to(tensors(batch)[0].device))
-
-    def add_part(self, batch: Batch, noise: Tensor) -> None:
-        """Add a batch, in halves where it does not fit into memory."""
         samples = batch_size(batch)
-        if self.fitting is None or samples <= self.fitting:
-            try:
-                squares = self.squares(batch, noise)
-            except RuntimeError as error:
-                if samples == 1 or not out_of_memory(error):
-                    raise
-            else:
-                return self.commit(squares, samples)
-            # Outside the except block, which would keep the failed pass's tensors alive.
-            self.step, self.fitting = None, samples - samples // 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        for half in (slice(0, samples // 2), slice(samples // 2, None)):
-            self.add_part(take(batch, half), noise[half])
+        noise = kinds.uniform_noise(self.generator, samples, self.draws).to(tensors(batch)[0].device)
+
+        def add(rows: slice) -> None:
+            part, drawn = (batch, noise) if rows.stop - rows.start == samples else (take(batch, rows), noise[rows])
+            self.commit(self.squares(part, drawn), rows.stop - rows.start)
+
+        self.fitting.add(slice(0, samples), add, self.free)
+
+    def free(self) -> None:
+        self.step = None
 
     def finish(self) -> None:
         if self.plan is not None:
             self.confirmation.settle(self.plan)
-            self.warn(stacklevel=5)
+            self.warn()
 
-    def warn(self, stacklevel: int) -> None:
+    def warn(self) -> None:
         """Once per call, where the plan is slow."""
         if not self.warned and self.plan is not None:
-            self.warned = warn_if_slow(self.plan, list(self.parameters), stacklevel)
+            self.warned = warn_if_slow(self.plan, list(self.parameters))
 
     def restart(self, names: set[str]) -> None:
         """The named parameters go one sample at a time; all of them, where that was not the end of it."""
@@ -215,7 +207,7 @@ class _Samplewise(_Totals):
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)
-            self.warn(stacklevel=7)
+            self.warn()
         if not self.confirms:
             return self.planned(batch, noise, [])
         squares = self.planned(batch, noise, self.confirmation.draw(samples))
