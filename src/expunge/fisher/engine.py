@@ -22,6 +22,7 @@ from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
 from expunge.fisher.fitting import Fitting
+from expunge.fisher.linearity import check_linear
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.description import warn_if_slow
 from expunge.fisher.planning.passes import Pass, closed_forms
@@ -152,7 +153,7 @@ class _Samplewise(_Totals):
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, kind: str, draws: int, seed: int
     ) -> None:
         super().__init__(model, parameters, objective)
-        self.cotangents = kinds.of_kind(kind, objective)
+        self.cotangents, self.scales = kinds.of_kind(kind, objective), kind != "empirical"
         self.draws, self.seed = draws if kind == "sampled" else 0, int(seed)
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirmation = Confirmation(model, parameters, objective, self.seed)
@@ -160,6 +161,7 @@ class _Samplewise(_Totals):
         self.plan: Plan | None = None
         self.revised = False  # once already
         self.warned = False  # that it is slow
+        self.begun = False
         self.scratch = Scratch()  # of the step
         self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
@@ -199,6 +201,9 @@ class _Samplewise(_Totals):
 
     def squares(self, batch: Batch, noise: Tensor) -> Squares:
         samples = batch_size(batch)
+        if self.scales and not self.begun:
+            check_linear(self.model, self.parameters, batch, self.objective)
+        self.begun = True
         if samples == 1:  # one sample is its own definition
             before = self.confirmation.moving()
             result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))

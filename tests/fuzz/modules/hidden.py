@@ -22,7 +22,7 @@ LAST_DIMENSION: dict[str, Leaf] = {
     "inner": (MATRIX, "x = «torch.inner(x, self.$m)|torch.linalg.multi_dot([x.reshape(-1, $D), self.$m, self.$m]).view(x.shape)|torch.baddbmm(x.reshape(1, -1, $D), x.reshape(1, -1, $D), self.$m[None]).view(x.shape)|torch.cdist(x.reshape(1, -1, $D), self.$m[None])[0].view(x.shape)»"),
     "cosine to prototypes": (MATRIX, "x = F.cosine_similarity(x[..., None, :], self.$m, -1)"),
     "filter of frequencies": ("self.$m = nn.Parameter(torch.randn($D // 2 + 1, 2))", "x = torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(self.$m), n=$D)"),
-    "hook on a gradient": (f"self.$m = {LAST}", "x = self.$m(x)\nif x.requires_grad:\n    x.register_hook(lambda g: «g.clamp(-0.01, 0.01)|g * 2|g * (g > 0)»)"),
+    "hook on a gradient": (f"self.$m = {LAST}", "x = self.$m(x)\nif x.requires_grad:\n    x.register_hook(lambda g: «g.flip(-1)|g * 2|g - g.mean(-1, keepdim=True)»)"),
     "straight through": (f"self.$m = {LAST}", "x = self.$m(x)\nx = x + («x.round()|x.sign()|(x > 0).to(x.dtype)» - x).detach()"),
     "checkpointed, the older way": (f"self.$m = {LAST}", "x = torch.utils.checkpoint.checkpoint(self.$m, x, use_reentrant=True)"),
     "table with padding": ("self.$m = nn.Embedding(5, $D, padding_idx=«0|2|-1», sparse=«False|False|True»)", "x = x + self.$m((x[..., 0] * 2).detach().long().clamp(0, 4))"),
@@ -82,7 +82,7 @@ COUPLED: dict[str, Leaf] = {
     "in order of size": ("", "x = x.sort(0).values"),
     "number of samples": ("", "x = x * (1 + 0.01 * len(x))"),
     "place in the batch": ("", "x = x * (1 + 0.1 * torch.arange(len(x)).view(-1, *[1] * (x.dim() - 1)))"),
-    "hook on the gradient of the batch": ("", "x = x * 1.0\nif x.requires_grad:\n    x.register_hook(lambda g: «g / (1 + g.norm())|g * len(g)|g - g.mean(0)|g.flip(0)»)"),
+    "hook on the gradient of the batch": ("", "x = x * 1.0\nif x.requires_grad:\n    x.register_hook(lambda g: «g * len(g)|g - g.mean(0)|g.flip(0)|g.cumsum(0)»)"),
     "duplicates dropped": ("", "x = x * (1 + (torch.cdist(x.flatten(1), x.flatten(1)) < 1).sum(1).view(-1, *[1] * (x.dim() - 1)))"),
 }  # fmt: skip
 
