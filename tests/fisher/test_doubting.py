@@ -32,7 +32,7 @@ def events(monkeypatch):
 
         monkeypatch.setattr(place, name, call)
 
-    counted(Doubts, "rounding_alone", "doubts")
+    counted(Doubts, "unexplained", "doubts")
     counted(Doubts, "over_the_whole_batch", "whole")
     counted(Plan, "revise", "revised")
     return counts

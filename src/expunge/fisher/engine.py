@@ -34,6 +34,7 @@ from expunge.runtime.cuda_graphs import GraphedStep, Result
 from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
+from expunge.runtime.transfers import sent
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_whole
 
@@ -217,7 +218,7 @@ class _Samplewise(_Totals):
             return self.planned(batch, noise, [])
         squares = self.planned(batch, noise, self.confirmation.draw(samples))
         untold = [name for name in squares if name not in self.confirmation.confirmed and name not in self.plan.looped]
-        if untold and (active := [name for name in untold if bool(squares[name].any())]):
+        if untold and (active := _not_zero(untold, squares)):
             squares = {name: square.clone() for name, square in squares.items()}  # the next pass writes over them
             self.confirm(active, batch, noise)
         return squares
@@ -245,7 +246,7 @@ class _Samplewise(_Totals):
             self.step = _graphed(self.by(plan)) if captured else self.by(plan)
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
-        rows, before = torch.tensor(drawn, dtype=torch.int64, device=noise.device), self.confirmation.moving()
+        rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
         turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
         try:
             result = self.step((batch, noise, rows, turn, slot))
@@ -318,6 +319,11 @@ def _pass(
     result = closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch, drawn)
     result.number, result.alone = drawn.number, torch.cat(alone) if alone else None
     return result
+
+
+def _not_zero(names: Sequence[str], squares: Squares) -> list[str]:
+    flags = torch.stack([squares[name].any() for name in names]).tolist()  # the device is waited for once
+    return [name for name, flag in zip(names, flags, strict=True) if flag]
 
 
 def _kept(batch: Batch, rows: Tensor, result: Pass, slot: int, turn: int | None) -> Kept:

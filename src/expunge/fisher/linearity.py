@@ -32,5 +32,6 @@ def check_linear(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch
     expected = {name: None if value is None else SCALE * value for name, value in whole.items()}
     if judged({name: value for name, value in scaled.items() if value is not None}, expected, tolerance):
         raise ModelError(
-            'the model changes gradients in its backward pass, and not linearly (hooks or functions that clip or drop them), so only kind="empirical" is defined'
+            "the model changes gradients in its backward pass, and not linearly (hooks or functions that clip or drop them), so "
+            'only kind="empirical" is defined'
         )

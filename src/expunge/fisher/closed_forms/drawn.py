@@ -19,7 +19,7 @@ class Part(NamedTuple):
     weight: str | None
     bias: str | None
     gradients: Gradients
-    inputs: Tensor  # (drawn samples, frames, ...)
+    inputs: Tensor  # (drawn samples, frames, ...); the slopes themselves where they are the gradient already
     slopes: Tensor
 
 
