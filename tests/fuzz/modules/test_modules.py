@@ -135,6 +135,14 @@ def test_endings_are_told_apart(ending, monkeypatch):
     assert outcome.word == ending and outcome.failed == (ending not in (trial.EQUAL, trial.REFUSED))
 
 
+def test_gradients_of_torch_that_are_wrong_are_no_failure(monkeypatch):
+    """Differences of outputs decide: a backward pass of batch norm was wrong for one sample and right for two."""
+    true = trial.definition.defined
+    monkeypatch.setattr(trial.definition, "defined", lambda *given: {name: 2 * value for name, value in true(*given).items()})
+    outcome = trial.run(single(*LINEAR, 0).source())
+    assert outcome.word == trial.TORCH and not outcome.failed
+
+
 def test_a_model_that_torch_cannot_run_is_no_failure():
     outcome = trial.run(single("vector", "bad", "", "x = x.no_such_method()", 0).source())
     assert outcome.word == trial.INVALID and not outcome.failed
