@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from expunge.data.batches import batch_size, device_of, take
 from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
+from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
 from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
@@ -105,6 +106,13 @@ class Confirmation:
         """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
         whole = self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
         return None if whole else self._turn
+
+    def audit(self, plan: Plan, samples: int) -> Audit | None:
+        """What of the squares themselves is recomputed: of all parameters while the plan is young, then of one; not in CUDA graphs."""
+        if self._on_cuda or not plan.layouts:
+            return None
+        pick, names = float(self.generator.random()), list(plan.layouts)
+        return Audit(pick, None if self._young(samples) else names[int(self.generator.integers(len(names)))])
 
     def _young(self, samples: int) -> bool:
         return self._drawn < (FIRST // 2 if samples <= FIRST else FIRST // 8)

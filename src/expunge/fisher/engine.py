@@ -17,6 +17,7 @@ from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.borrowing import undisturbed, wanted_parameters
+from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.comparing import Kept
@@ -38,8 +39,8 @@ from expunge.runtime.transfers import sent
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_whole
 
-# Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.
-Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int]], Pass]
+# Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, in which memory, and an audit.
+Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int, Audit | None]], Pass]
 CONFIRMED_ON = ("cpu",)  # on a GPU the check is right (test_cuda_confirmed.py), but takes many times the pass itself
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
@@ -207,7 +208,7 @@ class _Samplewise(_Totals):
         self.begun = True
         if samples == 1:  # one sample is its own definition
             before = self.confirmation.moving()
-            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))
+            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0, None))
             if self.confirms:
                 self.confirmation.steady(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
@@ -249,11 +250,11 @@ class _Samplewise(_Totals):
         rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
         turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
         try:
-            result = self.step((batch, noise, rows, turn, slot))
+            result = self.step((batch, noise, rows, turn, slot, self.confirmation.audit(plan, len(noise)) if self.confirms else None))
         except Exception as error:
             if out_of_memory(error) or not plan.layouts:
                 raise
-            self.by(Plan())((batch, noise, rows, turn, slot))  # the error of the plain model, where it has one
+            self.by(Plan())((batch, noise, rows, turn, slot, None))  # the error of the plain model, where it has one
             plan.revise(set(self.parameters))
             self.step = None
             return self.planned(batch, noise, drawn)
@@ -262,6 +263,8 @@ class _Samplewise(_Totals):
             plan.revise(result.unexpected)
             self.step = None
             return self.planned(batch, noise, drawn)
+        if result.wrong:  # what was added is not what the drawn samples are compared in
+            raise Revised(result.wrong)
         if self.confirms and result.reads and not self.confirmation.irregular:
             self.confirmation.irregular = True
             return self.planned(batch, noise, self.confirmation.draw(batch_size(batch)))
@@ -301,10 +304,10 @@ def _pass(
     objective: Objective,
     scratch: Scratch,
     pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
-    given: tuple[Batch, Tensor, Tensor, int | None, int],
+    given: tuple[Batch, Tensor, Tensor, int | None, int, Audit | None],
 ) -> Pass:
-    batch, noise, rows, turn, slot = given
-    drawn, alone = Drawn(rows, turn=turn, slot=slot), []
+    batch, noise, rows, turn, slot, audit = given
+    drawn, alone = Drawn(rows, turn=turn, slot=slot, audit=audit), []
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):

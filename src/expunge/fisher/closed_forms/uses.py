@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import Drawn, Gradients, Part
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.closed_forms.shared import Shared
@@ -58,6 +59,12 @@ class Use:
         if tensor.device.type == "cpu" and len(drawn.rows) == 1:  # small pieces of fresh memory would slow down the whole pass
             return self.scratch.copied(drawn.slot, rows)
         return rows
+
+    @property
+    def audit(self) -> Audit | None:
+        """Where the weight of this use is to be audited."""
+        audit = None if self.drawn is None else self.drawn.audit
+        return audit if audit is not None and audit.wants(self.weight) else None
 
     def add_bias(self, gradient: Tensor, channel: int) -> None:
         """(Σ over all but sample and channel)², summed over samples."""
