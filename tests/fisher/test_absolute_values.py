@@ -141,3 +141,36 @@ def test_a_coupling_that_the_first_samples_hide_is_refused():
     x[:10] = 0
     with pytest.raises(ModelError, match="changes with the rest of its batch"):
         fisher.absolute_values.absolute(Shifted(5, 4).double(), [(part, torch.zeros(10).long()) for part in x.split(10)], SIZES[2])
+
+
+def test_a_batch_that_does_not_fit_is_split():
+    model, (x, y) = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), (torch.randn(7, 3).double(), torch.zeros(7))
+    sizes, whole = [], SIZES[2].outputs
+
+    def outputs(model, batch):
+        sizes.append(len(batch[0]))
+        if len(batch[0]) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return whole(model, batch)
+
+    found = fisher.absolute(model, [(x, y)] * 3, Objective(outputs=outputs, losses=squared_norms, classes=False))
+    assert found.count == 21 and sizes.count(7) == 1  # what did not fit once is not tried again
+    expected = {name: 3 * total for name, total in reference.absolute_gradients(model, x, 2).items()}
+    assert reference.worst_error(found.sums, expected) <= 1e-12
+    with pytest.raises(torch.OutOfMemoryError):
+        fisher.absolute(model, [(x, y)], Objective(outputs=lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no"))))
+
+
+def test_a_gradient_that_no_single_sample_has_is_not_added(monkeypatch):
+    """torch.func may make one up that plain passes do not have; the parameter goes one sample at a time then."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double(), torch.zeros(40, 3).double()
+    true = fisher.absolute_values.batched
+
+    def made_up(model, names, *rest):
+        sizes = true(model, names, *rest)
+        return sizes | ({"0.weight": sizes["0.weight"] + 1} if "0.weight" in names else {})
+
+    monkeypatch.setattr(fisher.absolute_values, "batched", made_up)
+    found = fisher.absolute(model, [(part, torch.zeros(20)) for part in x.split(20)], SIZES[2]).sums
+    assert not found["0.weight"].any()
+    assert reference.worst_error(found, reference.absolute_gradients(model, x, 2)) <= 1e-10

@@ -15,7 +15,7 @@ from expunge.fisher import diagonal, engine
 from expunge.fisher.confirming import Confirmation
 from expunge.fisher.doubting import Doubts
 from tests import reference
-from tests.fisher import test_confirmed as on_cpu
+from tests.fisher import patterns as on_cpu
 from tests.fisher.cases import MODELS, build
 
 DEVICE = "cuda"

@@ -12,7 +12,7 @@ from expunge.fisher.comparing import NOISE
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.planning.survey import Plan
 from tests import reference
-from tests.fisher import test_confirmed as patterns
+from tests.fisher import patterns
 
 K = patterns.K
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated")
@@ -32,7 +32,7 @@ def events(monkeypatch):
 
         monkeypatch.setattr(place, name, call)
 
-    counted(Doubts, "rounding_alone", "doubts")
+    counted(Doubts, "unexplained", "doubts")
     counted(Doubts, "over_the_whole_batch", "whole")
     counted(Plan, "revise", "revised")
     return counts

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks import sampled_error
-from expunge.errors import InputError
+from expunge.errors import InputError, ModelError
 from expunge.fisher import diagonal
 from expunge.fisher.kinds import expected, sampled, uniform_noise
 from tests import reference
@@ -128,3 +128,26 @@ def test_importance_draws_are_the_ones_to_use_on_a_trained_network(compared):
 
 def test_all_estimators_are_near_on_a_fresh_network(compared):
     assert all(error < 0.4 for error in compared["fresh"].values())
+
+
+@pytest.mark.parametrize("change", [lambda g: g.clamp(-0.01, 0.01), lambda g: g * (g > 0)])
+def test_gradients_that_hooks_change_other_than_linearly_are_refused(change):
+    """√p ∂ log p is no gradient of √p log p then."""
+
+    class Hooked(nn.Linear):
+        def forward(self, x):
+            x = super().forward(x)
+            x.register_hook(change)
+            return torch.tanh(x)
+
+    torch.manual_seed(0)
+    model, batch = Hooked(5, 3).double(), (torch.randn(4, 5).double(), torch.tensor([0, 1, 2, 0]))
+    for kind in ("expected", "sampled"):
+        with pytest.raises(ModelError, match='only kind="empirical" is defined'):
+            diagonal(model, [batch], kind=kind)
+    expected = 0
+    for x, y in zip(*batch, strict=True):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x[None]), y[None]).backward()
+        expected = expected + model.weight.grad**2
+    assert torch.allclose(diagonal(model, [batch]).sums["weight"], expected)

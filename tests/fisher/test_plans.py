@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from expunge import fisher
 from expunge.errors import InputError, SlowFisherWarning
@@ -56,6 +58,20 @@ def test_warns_once_per_call_where_it_is_slow():
     slow = [warning for warning in caught if warning.category is SlowFisherWarning]
     assert len(slow) == 1 and slow[0].filename == __file__
     assert "1 parameter of 7 without a closed form (bend.weight" in str(slow[0].message)
+
+
+@pytest.mark.parametrize("call", [fisher.diagonal, fisher.by_chunks])
+def test_the_warning_names_the_line_of_the_caller(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(Gated(), TensorDataset(*batch(6)), batch_size=3)
+    (slow,) = {(warning.filename, warning.lineno) for warning in caught if warning.category is SlowFisherWarning}
+    assert slow == (__file__, call_line(test_the_warning_names_the_line_of_the_caller, "call(Gated()"))
+
+
+def call_line(function, text: str) -> int:
+    lines, first = inspect.getsourcelines(function)
+    return first + next(index for index, line in enumerate(lines) if text in line)
 
 
 def test_no_warning_where_all_have_closed_forms():

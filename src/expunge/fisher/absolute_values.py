@@ -15,6 +15,7 @@ from expunge.fisher.borrowing import undisturbed
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient
+from expunge.fisher.fitting import Fitting
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.survey import Plan, survey_without_closed_forms
 from expunge.fisher.samples import Squares, batched, fresh, looped
@@ -58,10 +59,15 @@ class _Adder:
         self.sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
         self.count, self.plan = 0, Plan(looped=list(parameters))
         self.surveyed = False
+        self.fitting = Fitting()
         self.confirms = device_of(model).type in engine.CONFIRMED_ON
         self.confirmation = Confirmation(model, parameters, objective, seed=0)
 
     def add(self, batch: Batch) -> None:
+        samples = batch_size(batch)
+        self.fitting.add(slice(0, samples), lambda rows: self.add_part(take(batch, rows)), lambda: None)
+
+    def add_part(self, batch: Batch) -> None:
         samples = batch_size(batch)
         if samples > 1 and not self.surveyed:
             self.plan, self.surveyed = survey_without_closed_forms(self.model, self.parameters, batch, self.objective), True
@@ -69,6 +75,8 @@ class _Adder:
         untold = [name for name in self.plan.batched if name not in self.confirmation.confirmed and bool(sizes[name].any())]
         if untold and self.confirms:  # no sample that was drawn so far has a gradient of these
             having = samples_with_gradient(self.model, self.parameters, untold, batch, self.objective)
+            if unfounded := set(untold).difference(*having.values()):
+                raise Revised(unfounded)
             self.confirmation.settle(self.plan)
             for index in having:
                 self.sizes(batch, [index])

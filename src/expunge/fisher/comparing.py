@@ -16,11 +16,12 @@ from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_fo
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.survey import Plan, tolerance
-from expunge.fisher.samples import Squares, batched, fresh, gradients, relative_errors
+from expunge.fisher.samples import Squares, batched, fresh, gradients, sizes_of
 from expunge.runtime.nested import combine_tensors, leaves
 
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
 Tolerated = Callable[[Tensor], float]
+Pair = tuple[Tensor, Tensor]  # what is judged, and what it should be
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,9 @@ class Comparison:
         self.samples = group[0].samples
         if len(group) > 1:
             self.samples = combine_tensors([kept.samples for kept in group], lambda parts: torch.cat(list(parts)))
-        self.logits, cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
-        self.weighted = cotangents * weights.to(cotangents.dtype).view(-1, *(1,) * (cotangents.dim() - 1))
+        self.logits, self.cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
+        self.weighted = self.cotangents * weights.to(self.cotangents.dtype).view(-1, *(1,) * (self.cotangents.dim() - 1))
+        self.alone = [(kept.cotangents, kept.alone) for kept in group]
         self.parts = [kept.parts for kept in group]
         passed = set().union(*(kept.passed for kept in group)) - {name for part in group[0].parts for name in part[:2]}
         self.names = [name for name in (*plan.layouts, *plan.batched, *plan.idle) if name not in passed]
@@ -126,36 +128,53 @@ class Comparison:
         samples: Batch | None = None,
         names: Sequence[str] | None = None,
     ) -> Differences:
-        """From a plain pass over the samples, given in another form where wanted; of these names alone, where given."""
+        """From a plain pass over the samples, given in another form where wanted; of these names alone, where given.
+
+        The device is waited for once. Raises InputError where the gradient of a sample's loss is another one beside other samples.
+        """
         names = self.names if names is None else names
         with torch.enable_grad():
             plain = objective.logits(model, fresh(self.samples if samples is None else samples))
-        if plain.shape != self.logits.shape or not relative_errors([(self.logits, plain)])[0] < tolerated(self.logits):
+        if plain.shape != self.logits.shape:
+            check_alone(self.alone, sizes_of(self.alone))
             return Differences(set(names), together=True)
-        if not (names and plain.requires_grad):
-            return Differences()
-        # The first layer's, too: torch's GroupNorm crashes in channels-last memory where the gradient of its input is not asked for.
-        normed = any(isinstance(module, nn.GroupNorm) for module in model.modules())
-        asked = parameters if normed else {name: parameters[name] for name in (next(iter(parameters)), *names)}
-        reference = gradients(plain, asked, self.weighted)
-        return judged(self.attributed, {name: reference[name] for name in names}, tolerated)
+        pairs: dict[str, Pair] = {}
+        if names and plain.requires_grad:
+            # The first layer's, too: torch's GroupNorm crashes in channels-last memory where the gradient of its input is not asked for.
+            normed = any(isinstance(module, nn.GroupNorm) for module in model.modules())
+            asked = parameters if normed else {name: parameters[name] for name in (next(iter(parameters)), *names)}
+            reference = gradients(plain, asked, self.weighted)
+            pairs = _paired(self.attributed, {name: reference[name] for name in names})
+        sizes = sizes_of([*self.alone, (self.logits, plain), *pairs.values()])
+        check_alone(self.alone, sizes)
+        (difference, size), *others = sizes[len(self.alone) :]
+        if not (difference < tolerated(self.logits) * size or difference == 0):
+            return Differences(set(names), together=True)
+        return _differing(pairs, others, tolerated)
 
 
 def judged(attributed: Squares, reference: Mapping[str, Tensor | None], tolerated: Tolerated) -> Differences:
     """Which gradients differ, and which there are."""
+    pairs = _paired(attributed, reference)
+    return _differing(pairs, sizes_of(list(pairs.values())), tolerated)
+
+
+def _paired(attributed: Squares, reference: Mapping[str, Tensor | None]) -> dict[str, Pair]:
     pairs = {}
     for name, gradient in reference.items():
         value = attributed.get(name)
-        if gradient is not None or value is not None:
-            like = gradient if gradient is not None else value
-            assert like is not None
-            pairs[name] = [torch.zeros_like(like) if part is None else part for part in (value, gradient)]
-    if not pairs:
-        return Differences()
-    parts = [part for value, gradient in pairs.values() for part in (value.detach().to(gradient.dtype) - gradient, gradient.detach())]
-    sizes = torch.stack([largest(part).double() for part in parts]).tolist()
-    top, worst, wrong, shown = max(sizes[1::2]), 0.0, set(), set()
-    for (name, (_, gradient)), difference, size in zip(pairs.items(), sizes[::2], sizes[1::2], strict=True):
+        if gradient is not None and value is not None:
+            pairs[name] = value.to(gradient.dtype), gradient
+        elif gradient is not None:
+            pairs[name] = torch.zeros_like(gradient), gradient
+        elif value is not None:
+            pairs[name] = value, torch.zeros_like(value)
+    return pairs
+
+
+def _differing(pairs: Mapping[str, Pair], sizes: Sequence[tuple[float, float]], tolerated: Tolerated) -> Differences:
+    top, worst, wrong, shown = max((size for _, size in sizes), default=0.0), 0.0, set(), set()
+    for (name, (_, gradient)), (difference, size) in zip(pairs.items(), sizes, strict=True):
         noise = NOISE.get(gradient.dtype, NOISE[torch.float32]) * top
         if not difference <= max(tolerated(gradient) * size, noise):
             wrong.add(name)
@@ -171,13 +190,9 @@ def allowed(tensor: Tensor) -> float:
     return 0.15 if rounded else tolerance(tensor)
 
 
-def largest(tensor: Tensor) -> Tensor:
-    return tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
-
-
-def check_alone(waiting: Sequence[Kept]) -> None:
+def check_alone(pairs: Sequence[Pair], sizes: Sequence[tuple[float, float]]) -> None:
     """Raise InputError where the gradient of a sample's loss is another one beside other samples."""
-    errors = relative_errors([(kept.cotangents, kept.alone) for kept in waiting])
-    if any(not error < allowed(kept.alone) / 10 for error, kept in zip(errors, waiting, strict=True)):
+    errors = [difference / size if size else (torch.inf if difference else 0.0) for difference, size in sizes[: len(pairs)]]
+    if any(not error < allowed(alone) / 10 for error, (_, alone) in zip(errors, pairs, strict=True)):
         rule = "must give each sample its own loss; divisions by a count over the batch, batch statistics and pairs of samples do not"
         raise InputError("objective.losses", rule, f"a gradient that changes by {max(errors):.1%} with the rest of the batch")

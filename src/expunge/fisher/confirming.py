@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from expunge.data.batches import batch_size, device_of, take
 from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
+from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
-from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed, check_alone
+from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
 from expunge.fisher.samples import fresh, gradients, relative_errors
 from expunge.runtime.modes import Generators
+from expunge.runtime.transfers import sent
 
-SHARE = 64  # of this many samples one is drawn; at least one of every batch
+SHARE = {"cpu": 64, "cuda": 256}  # of this many samples one is drawn; at least one of every batch
 FIRST = 16  # samples of a call that are all drawn, since the plan is young; an eighth of it where batches are larger
 IRREGULAR = 8  # of every batch of a model that may choose rows by content
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
@@ -89,7 +91,9 @@ class Confirmation:
         """The numbers of the samples of a batch to be kept."""
         drawn = 0 if self._on_cuda and samples > FIRST else self._drawn  # as many every time: a CUDA graph is for one number
         young = (FIRST if samples <= FIRST else FIRST // 8) - drawn
-        count = max(1, samples // SHARE, min(samples, young), min(samples, IRREGULAR) if self.irregular else 0)
+        count = max(
+            1, samples // SHARE["cuda" if self._on_cuda else "cpu"], min(samples, young), min(samples, IRREGULAR) if self.irregular else 0
+        )
         return [int(row) for row in self.generator.choice(samples, count, replace=False)]
 
     @property
@@ -102,6 +106,13 @@ class Confirmation:
         """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
         whole = self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
         return None if whole else self._turn
+
+    def audit(self, plan: Plan, samples: int) -> Audit | None:
+        """What of the squares themselves is recomputed: of all parameters while the plan is young, then of one; not in CUDA graphs."""
+        if self._on_cuda or not plan.layouts:
+            return None
+        pick, names = float(self.generator.random()), list(plan.layouts)
+        return Audit(pick, None if self._young(samples) else names[int(self.generator.integers(len(names)))])
 
     def _young(self, samples: int) -> bool:
         return self._drawn < (FIRST // 2 if samples <= FIRST else FIRST // 8)
@@ -122,7 +133,6 @@ class Confirmation:
         self._turn = (self._turn + 1) % TURNS
         if not waiting:
             return
-        check_alone(waiting)
         groups = [waiting]
         if len(waiting) == 1 and len(waiting[0]) > 1:  # of one batch: one goes alone, as the definition has it, others in other company
             few = batch_size(waiting[0].batch) <= FIRST
@@ -136,20 +146,20 @@ class Confirmation:
 
     def _compare(self, group: list[Kept], plan: Plan, again: bool) -> None:
         """`again`: other samples of this batch were just compared, so that a cheaper form of the plain pass will do where there is one."""
-        weights = torch.from_numpy(self.generator.normal(size=sum(map(len, group)))).to(group[0].logits.device)
+        weights = sent(torch.from_numpy(self.generator.normal(size=sum(map(len, group)))), group[0].logits.device)
         comparison = Comparison(group, plan, weights)
         form = self.doubts.unflipped(comparison.samples) if again else None
         found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated, form)
         self.confirmed |= found.shown
         if not found:
             return
-        if self.doubts.rounding_alone(comparison, group, plan, found, self.tolerated):
+        left = self.doubts.unexplained(comparison, group, plan, found, self.tolerated)
+        for kept in left:
+            exact = self.doubts.over_the_whole_batch(kept, plan, found)
+            self._blame(kept, plan, exact)
+            self.confirmed |= exact.shown
+        if len(left) < len(group):
             self.confirmed |= found.wrong
-        else:
-            for kept in group:
-                exact = self.doubts.over_the_whole_batch(kept, plan, found)
-                self._blame(kept, plan, exact)
-                self.confirmed |= exact.shown
         self.clearances += 1
 
     def _blame(self, kept: Kept, plan: Plan, found: Differences) -> None:

@@ -5,37 +5,43 @@ by percents. No tolerance separates that from a row counted to another sample; t
 
 1. A plain pass in the memory format of the planned one rounds alike. Where it gives what the plan gives, the plan is right, if the model
    is the same function in both formats; that is shown in float64, where nothing flips, once per call.
-2. Each drawn sample alone, in float64: there the plan equals the plain pass, and the rows that the float32 pass over the whole batch
-   counts to the sample are its own. Inputs are continuous, so they must agree closely; slopes may differ by what a flip changes.
-3. The whole batch in float64, by the plan and plainly.
+2. The drawn samples of all batches that wait, together, in float64: there the plan equals the plain pass, and the rows that the pass over
+   a sample's own batch counts to it are those it has in this company, apart from what rounding does to them (rows.py).
+3. The whole batch in float64, by the plan and plainly: only for batches whose rows are not explained so.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from expunge.data.batches import device_of, take
+from expunge.data.batches import batch_size, device_of, take
+from expunge.data.calling import out_of_memory
 from expunge.data.objective import Batch, Objective
 from expunge.fisher.closed_forms import tf32
-from expunge.fisher.closed_forms.drawn import Part
-from expunge.fisher.comparing import Comparison, Differences, Kept, Tolerated, allowed, judged, keep, largest
+from expunge.fisher.comparing import Comparison, Differences, Kept, Tolerated, judged, keep
 from expunge.fisher.planning.survey import Plan, random_like, tolerance
+from expunge.fisher.rows import explained
 from expunge.fisher.samples import fresh, gradients
 from expunge.model.copying import copied
 from expunge.runtime.nested import map_tensors, tensors
 
-FLIPPED = 0.1  # of a gradient: what is off by more is never put down to rounding without the whole batch
+FLIPPED = 0.1  # of a gradient: what is off by more is never put down to the memory format
+Result = TypeVar("Result")
+BY_FORMAT, BY_ROWS, BY_BATCH = "by the memory format", "by the rows", "by the whole batch"
 
 
 class Doubts:
-    """Settles doubts about a float32 model; its copy in float64 is kept from one to the next."""
+    """Settles doubts about a float32 model; its copy in float64 is kept from one to the next. `settled`: how many, in which way."""
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
         self.model, self.parameters, self.objective = model, parameters, objective
+        self.settled: Counter[str] = Counter()
         self._copy: nn.Module | None = None
         self._formats_agree: bool | None = None  # not known yet
 
@@ -43,15 +49,19 @@ class Doubts:
     def possible(self) -> bool:
         return any(value.dtype != torch.float64 for value in self.parameters.values())
 
-    def rounding_alone(self, comparison: Comparison, group: Sequence[Kept], plan: Plan, found: Differences, tolerated: Tolerated) -> bool:
-        """Whether rounding is shown to explain these differences, without the whole batch."""
-        if not self.possible or found.together or found.largest > FLIPPED:
-            return False
-        ways = (
-            lambda: self._alike_in_its_format(comparison, found, tolerated),
-            lambda: all(self._its_own(kept.cut(slice(row, row + 1)), plan, found) for kept in group for row in range(len(kept))),
-        )
-        return any(_shown(way) for way in ways)
+    def unexplained(
+        self, comparison: Comparison, group: Sequence[Kept], plan: Plan, found: Differences, tolerated: Tolerated
+    ) -> Sequence[Kept]:
+        """Those of the batches for which rounding is not shown to explain the differences, without the whole batch."""
+        if not self.possible or found.together:
+            return group
+        alike = found.largest <= FLIPPED and _tried(lambda: self._alike_in_its_format(comparison, found, tolerated), False)
+        if alike:
+            self.settled[BY_FORMAT] += 1
+            return []
+        left = _tried(lambda: self._not_their_own(comparison, group, plan, found), group)
+        self.settled[BY_ROWS] += not left
+        return left
 
     def unflipped(self, samples: Batch) -> Batch | None:
         """The samples in the memory format in which a plain pass rounds as the planned one does, once a doubt was settled so."""
@@ -77,32 +87,44 @@ class Doubts:
             reference, attributed = (gradients(logits, parameters, sent) for logits in (plain, other))
         return not judged({name: value for name, value in attributed.items() if value is not None}, reference, tolerance)
 
-    def _its_own(self, kept: Kept, plan: Plan, found: Differences) -> bool:
-        """Whether the plan holds for this single sample in float64, and what was kept of it in its batch belongs to it."""
+    def _not_their_own(self, comparison: Comparison, group: Sequence[Kept], plan: Plan, found: Differences) -> Sequence[Kept]:
+        """The batches whose rows are not explained; all, where the plan does not hold for the drawn samples in float64."""
         model, parameters = self._double()
-        sample, sent = double(kept.samples), kept.cotangents.double()
+        rows, cotangents = torch.arange(sum(map(len, group)), device=comparison.logits.device), comparison.cotangents
+        turn, wide = group[0].turn, cotangents.double()
         with exact(model):
-            alone = keep(model, parameters, plan, sample, torch.zeros_like(kept.rows), self.objective, lambda logits: sent, kept.turn)
-            comparison = Comparison([alone], plan, torch.ones(1, device=sent.device))
-            if comparison.differences(model, parameters, self.objective, tolerance):
-                return False
-        if [part[:2] for part in kept.parts] != [part[:2] for part in alone.parts]:
-            return False
-        pairs = [pair for pair in zip(kept.parts, alone.parts, strict=True) if found.wrong & {*pair[0][:2]}]
-        return found.wrong <= {name for part, _ in pairs for name in part[:2]} and all(same_rows(*pair) for pair in pairs)
+            reference = keep(model, parameters, plan, double(comparison.samples), rows, self.objective, lambda logits: wide, turn)
+            weights = random_like(wide.new_empty(len(rows)))
+            if Comparison([reference], plan, weights).differences(model, parameters, self.objective, tolerance):
+                return group
+        # The same in the caller's precision: what rounding does to these rows is measured, not guessed.
+        rounded = keep(self.model, self.parameters, plan, comparison.samples, rows, self.objective, lambda logits: cotangents, turn)
+        owned = explained([kept.parts for kept in group], rounded.parts, reference.parts, found.wrong)
+        if owned is None:
+            return group
+        return [kept for kept, own in zip(group, torch.tensor(owned).split([len(kept) for kept in group]), strict=True) if not own.all()]
 
     def over_the_whole_batch(self, kept: Kept, plan: Plan, found: Differences) -> Differences:
-        """The same comparison in float64."""
+        """The same comparison in float64; in smaller company where the batch does not fit into memory so."""
         if not self.possible:
             return found
-        try:
-            model, parameters = self._double()
-            with exact(model):
-                again = keep(model, parameters, plan, double(kept.batch), kept.rows, self.objective, random_like)
-                weights = random_like(torch.empty(len(kept), device=kept.rows.device, dtype=torch.float64))
-                return Comparison([again], plan, weights).differences(model, parameters, self.objective, tolerance)
-        except Exception:  # a model that cannot be copied, or cannot run in float64
-            return found
+        batch, rows = kept.batch, kept.rows
+        while True:
+            try:
+                exactly = self._in_float64(batch, rows, plan)
+                self.settled[BY_BATCH] += 1
+                return exactly
+            except Exception as error:  # a model that cannot be copied, or cannot run in float64
+                if not out_of_memory(error) or batch_size(batch) < 2 * len(rows) + 2:
+                    return found
+            batch, rows = in_smaller_company(batch, rows)
+
+    def _in_float64(self, batch: Batch, rows: Tensor, plan: Plan) -> Differences:
+        model, parameters = self._double()
+        with exact(model):
+            again = keep(model, parameters, plan, double(batch), rows, self.objective, random_like)
+            weights = random_like(torch.empty(len(rows), device=rows.device, dtype=torch.float64))
+            return Comparison([again], plan, weights).differences(model, parameters, self.objective, tolerance)
 
     def _double(self) -> tuple[nn.Module, dict[str, nn.Parameter]]:
         if self._copy is None:
@@ -113,22 +135,17 @@ class Doubts:
         return self._copy, {name: named[name] for name in self.parameters}
 
 
-def _shown(way: Callable[[], bool]) -> bool:
+def _tried(way: Callable[[], Result], otherwise: Result) -> Result:
     try:
         return way()
     except Exception:  # a model that cannot be copied, or cannot run in another format or in float64: nothing is shown
-        return False
+        return otherwise
 
 
-def same_rows(part: Part, alone: Part) -> bool:
-    """Whether the rows that a pass over a batch counts to a sample are those that its use has for the sample alone, flips aside."""
-    if part.inputs.shape != alone.inputs.shape or part.slopes.shape != alone.slopes.shape:
-        return False
-    if part.inputs.shape == part.slopes.shape and torch.equal(part.inputs, part.slopes):
-        return False  # a gradient alone, as of lifted parameters, does not show whose it is
-    inputs, slopes = alone.inputs.double(), alone.slopes.double()
-    near = largest(part.inputs - inputs) <= allowed(part.slopes) / 10 * largest(inputs)
-    return bool(near & ((part.slopes - slopes).norm() <= FLIPPED * slopes.norm()))
+def in_smaller_company(batch: Batch, rows: Tensor) -> tuple[Batch, Tensor]:
+    """These samples and half of the others, and their numbers there."""
+    others = torch.ones(batch_size(batch), dtype=torch.bool, device=rows.device).index_fill(0, rows, False).nonzero().squeeze(1)
+    return take(batch, torch.cat([rows, others[: len(others) // 2]])), torch.arange(len(rows), device=rows.device)
 
 
 def double(batch: Batch) -> Batch:

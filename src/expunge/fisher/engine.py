@@ -17,10 +17,13 @@ from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.borrowing import undisturbed, wanted_parameters
+from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
+from expunge.fisher.fitting import Fitting
+from expunge.fisher.linearity import check_linear
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.description import warn_if_slow
 from expunge.fisher.planning.passes import Pass, closed_forms
@@ -33,11 +36,12 @@ from expunge.runtime.cuda_graphs import GraphedStep, Result
 from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
+from expunge.runtime.transfers import sent
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_whole
 
-# Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.
-Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int]], Pass]
+# Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, in which memory, and an audit.
+Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int, Audit | None]], Pass]
 CONFIRMED_ON = ("cpu",)  # on a GPU the check is right (test_cuda_confirmed.py), but takes many times the pass itself
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
@@ -153,7 +157,7 @@ class _Samplewise(_Totals):
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, kind: str, draws: int, seed: int
     ) -> None:
         super().__init__(model, parameters, objective)
-        self.cotangents = kinds.of_kind(kind, objective)
+        self.cotangents, self.scales = kinds.of_kind(kind, objective), kind != "empirical"
         self.draws, self.seed = draws if kind == "sampled" else 0, int(seed)
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirmation = Confirmation(model, parameters, objective, self.seed)
@@ -161,42 +165,34 @@ class _Samplewise(_Totals):
         self.plan: Plan | None = None
         self.revised = False  # once already
         self.warned = False  # that it is slow
+        self.begun = False
         self.scratch = Scratch()  # of the step
         self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
-        self.fitting: int | None = None  # how many samples fit into memory; known once more were tried
+        self.fitting = Fitting()
 
     def add(self, batch: Batch) -> None:
-        noise = kinds.uniform_noise(self.generator, batch_size(batch), self.draws)
-        self.add_part(batch, noise.to(tensors(batch)[0].device))
-
-    def add_part(self, batch: Batch, noise: Tensor) -> None:
-        """Add a batch, in halves where it does not fit into memory."""
         samples = batch_size(batch)
-        if self.fitting is None or samples <= self.fitting:
-            try:
-                squares = self.squares(batch, noise)
-            except RuntimeError as error:
-                if samples == 1 or not out_of_memory(error):
-                    raise
-            else:
-                return self.commit(squares, samples)
-            # Outside the except block, which would keep the failed pass's tensors alive.
-            self.step, self.fitting = None, samples - samples // 2
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        for half in (slice(0, samples // 2), slice(samples // 2, None)):
-            self.add_part(take(batch, half), noise[half])
+        noise = kinds.uniform_noise(self.generator, samples, self.draws).to(tensors(batch)[0].device)
+
+        def add(rows: slice) -> None:
+            part, drawn = (batch, noise) if rows.stop - rows.start == samples else (take(batch, rows), noise[rows])
+            self.commit(self.squares(part, drawn), rows.stop - rows.start)
+
+        self.fitting.add(slice(0, samples), add, self.free)
+
+    def free(self) -> None:
+        self.step = None
 
     def finish(self) -> None:
         if self.plan is not None:
             self.confirmation.settle(self.plan)
-            self.warn(stacklevel=5)
+            self.warn()
 
-    def warn(self, stacklevel: int) -> None:
+    def warn(self) -> None:
         """Once per call, where the plan is slow."""
         if not self.warned and self.plan is not None:
-            self.warned = warn_if_slow(self.plan, list(self.parameters), stacklevel)
+            self.warned = warn_if_slow(self.plan, list(self.parameters))
 
     def restart(self, names: set[str]) -> None:
         """The named parameters go one sample at a time; all of them, where that was not the end of it."""
@@ -209,20 +205,23 @@ class _Samplewise(_Totals):
 
     def squares(self, batch: Batch, noise: Tensor) -> Squares:
         samples = batch_size(batch)
+        if self.scales and not self.begun:
+            check_linear(self.model, self.parameters, batch, self.objective)
+        self.begun = True
         if samples == 1:  # one sample is its own definition
             before = self.confirmation.moving()
-            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))
+            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0, None))
             if self.confirms:
                 self.confirmation.steady(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)
-            self.warn(stacklevel=7)
+            self.warn()
         if not self.confirms:
             return self.planned(batch, noise, [])
         squares = self.planned(batch, noise, self.confirmation.draw(samples))
         untold = [name for name in squares if name not in self.confirmation.confirmed and name not in self.plan.looped]
-        if untold and (active := [name for name in untold if bool(squares[name].any())]):
+        if untold and (active := _not_zero(untold, squares)):
             squares = {name: square.clone() for name, square in squares.items()}  # the next pass writes over them
             self.confirm(active, batch, noise)
         return squares
@@ -250,14 +249,14 @@ class _Samplewise(_Totals):
             self.step = _graphed(self.by(plan)) if captured else self.by(plan)
         if self.logits is not None:
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
-        rows, before = torch.tensor(drawn, dtype=torch.int64, device=noise.device), self.confirmation.moving()
+        rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
         turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
         try:
-            result = self.step((batch, noise, rows, turn, slot))
+            result = self.step((batch, noise, rows, turn, slot, self.confirmation.audit(plan, len(noise)) if self.confirms else None))
         except Exception as error:
             if out_of_memory(error) or not plan.layouts:
                 raise
-            self.by(Plan())((batch, noise, rows, turn, slot))  # the error of the plain model, where it has one
+            self.by(Plan())((batch, noise, rows, turn, slot, None))  # the error of the plain model, where it has one
             plan.revise(set(self.parameters))
             self.step = None
             return self.planned(batch, noise, drawn)
@@ -266,6 +265,8 @@ class _Samplewise(_Totals):
             plan.revise(result.unexpected)
             self.step = None
             return self.planned(batch, noise, drawn)
+        if result.wrong:  # what was added is not what the drawn samples are compared in
+            raise Revised(result.wrong)
         if self.confirms and result.reads and not self.confirmation.irregular:
             self.confirmation.irregular = True
             return self.planned(batch, noise, self.confirmation.draw(batch_size(batch)))
@@ -305,10 +306,10 @@ def _pass(
     objective: Objective,
     scratch: Scratch,
     pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
-    given: tuple[Batch, Tensor, Tensor, int | None, int],
+    given: tuple[Batch, Tensor, Tensor, int | None, int, Audit | None],
 ) -> Pass:
-    batch, noise, rows, turn, slot = given
-    drawn, alone = Drawn(rows, turn=turn, slot=slot), []
+    batch, noise, rows, turn, slot, audit = given
+    drawn, alone = Drawn(rows, turn=turn, slot=slot, audit=audit), []
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):
@@ -323,6 +324,11 @@ def _pass(
     result = closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch, drawn)
     result.number, result.alone = drawn.number, torch.cat(alone) if alone else None
     return result
+
+
+def _not_zero(names: Sequence[str], squares: Squares) -> list[str]:
+    flags = torch.stack([squares[name].any() for name in names]).tolist()  # the device is waited for once
+    return [name for name, flag in zip(names, flags, strict=True) if flag]
 
 
 def _kept(batch: Batch, rows: Tensor, result: Pass, slot: int, turn: int | None) -> Kept:

@@ -143,10 +143,13 @@ def _places(model: nn.Module) -> dict[str, list[str]]:
 
 
 def relative_errors(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """max |value − reference| / max |reference| of each pair; 0 where both vanish. The device is synchronised once for all of them."""
+    """max |value − reference| / max |reference| of each pair; 0 where both vanish."""
+    return [difference / size if size else (math.inf if difference else 0.0) for difference, size in sizes_of(pairs)]
+
+
+def sizes_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[float, float]]:
+    """max |value − reference| and max |reference| of each pair. The device is waited for once for all of them."""
     parts = [part for value, reference in pairs for part in (value.detach() - reference.detach(), reference.detach())]
     largest = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]
     sizes = torch.stack([value.to(parts[0].device, torch.float64) for value in largest]).tolist() if largest else []
-    return [
-        difference / size if size else (math.inf if difference else 0.0) for difference, size in zip(sizes[::2], sizes[1::2], strict=True)
-    ]
+    return list(zip(sizes[::2], sizes[1::2], strict=True))

@@ -9,16 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.fuzz.modules import leaves
+from tests.fuzz.modules import hidden, leaves
 from tests.fuzz.modules.convolutions import resizing
 from tests.fuzz.modules.inputs import Inputs, random_inputs
 
 # The operations on each form of tensor; one of these groups is drawn, then one of it.
 FORMS = {
-    "vector": (leaves.ON_VECTORS, leaves.LAST_DIMENSION),
-    "sequence": (leaves.ON_SEQUENCES, leaves.LAST_DIMENSION),
-    "image": (leaves.ON_IMAGES,),
+    "vector": (leaves.ON_VECTORS, leaves.LAST_DIMENSION, hidden.ON_VECTORS, hidden.LAST_DIMENSION),
+    "sequence": (leaves.ON_SEQUENCES, leaves.LAST_DIMENSION, hidden.ON_SEQUENCES, hidden.LAST_DIMENSION),
+    "image": (leaves.ON_IMAGES, hidden.ON_IMAGES),
 }
+WRAPPERS, COUPLED = leaves.WRAPPERS | hidden.WRAPPERS, leaves.COUPLED | hidden.COUPLED
 POOLS = {
     "vector": ("",),
     "sequence": (
@@ -88,7 +89,7 @@ class Program:
         text = "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         text += textwrap.indent("\n".join(lines), " " * 8) + "\n\n    def forward(self, x, mask=None):\n"
         text += textwrap.indent("\n".join(line for line in used.splitlines() if line.strip()), " " * 8)
-        return f"{HEADER}\n\n{text}\n\n\n{BUILD.replace('$seed', repr(self.seed))}\n\n{self.inputs.source()}\n"
+        return f"{HEADER}{hidden.MOVING}\n\n{text}\n\n\n{BUILD.replace('$seed', repr(self.seed))}\n\n{self.inputs.source()}\n"
 
     def smaller(self) -> Iterator[Program]:
         """The same with one operation less, a wrapper replaced by what is in it, or less data."""
@@ -205,14 +206,14 @@ class Composer:
         if draw < 0.2 and (node := self.again(form, masked)) is not None:
             return node
         if draw < 0.45 and depth < 2:
-            name, label = self.random.choice(list(leaves.WRAPPERS)), self.label()
+            name, label = self.random.choice(list(WRAPPERS)), self.label()
             inner = tuple(self.node(form, False, depth + 1) for _ in range(self.random.choice((1, 1, 2))))
-            return Node(name, "", self.text(leaves.WRAPPERS[name], label), inner, label)
+            return Node(name, "", self.text(WRAPPERS[name], label), inner, label)
         return self.leaf(form, masked)
 
     def coupled(self) -> Node:
-        name, label = self.random.choice(list(leaves.COUPLED)), self.label()
-        made, used = leaves.COUPLED[name]
+        name, label = self.random.choice(list(COUPLED)), self.label()
+        made, used = COUPLED[name]
         return Node(f"COUPLED: {name}", self.text(made, label), self.text(used, label))
 
     def program(self, seed: str) -> Program:

@@ -51,7 +51,7 @@ OPERATIONS = {
     f"{form}: {name}": (form, name, *leaf)
     for form, groups in grammar.FORMS.items()
     for group in groups
-    for name, leaf in (group | leaves.COUPLED).items()
+    for name, leaf in (group | grammar.COUPLED).items()
 }
 
 
@@ -64,10 +64,10 @@ def test_every_operation_runs_in_a_plain_model(name, monkeypatch):
 
 
 @pytest.mark.parametrize("form", grammar.FORMS)
-@pytest.mark.parametrize("name", leaves.WRAPPERS)
+@pytest.mark.parametrize("name", grammar.WRAPPERS)
 def test_every_wrapper_runs_in_a_plain_model(name, form, monkeypatch):
     monkeypatch.setattr(trial.fisher, "diagonal", refusing)
-    program = single(form, name, "", leaves.WRAPPERS[name], 0)
+    program = single(form, name, "", grammar.WRAPPERS[name], 0)
     inner = grammar.Node("scale", "self.scale = nn.Parameter(torch.randn(()))", "x = x * self.scale")
     outcome = trial.run(replace(program, nodes=(replace(program.nodes[0], inner=(inner,), label="m1"),)).source())
     assert outcome.word == trial.REFUSED, outcome.text

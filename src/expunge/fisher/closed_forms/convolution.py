@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from expunge.fisher.closed_forms import cuda, native, tf32
+from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.scratch import LARGE_BYTES, Scratch, add_squared_products, add_squares, chunks, summed_products
 
 
@@ -57,6 +58,20 @@ def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 
         return by_groups
     small = taps * wide * out * inputs.element_size() < LARGE_BYTES["cpu"]
     return by_strips if images and geometry.stride[0] == 1 and small else by_columns
+
+
+def audit(check: Audit, name: str, inputs: Tensor, gradients: Tensor, geometry: Geometry, samples: int) -> None:
+    """Add one channel at one tap: dW_n[o, :, u] = Σ_l g_n[o, l] · a_n[:, l·stride + u·dilation − padding], of the channels of o's group."""
+    taps = list(itertools.product(*map(range, geometry.kernel)))
+    number = int(check.pick * gradients.shape[1] * len(taps))
+    channel, tap = number // len(taps), taps[number % len(taps)]
+    there, here = _windows(tap, inputs.shape[2:], gradients.shape[2:], geometry)
+    if there is None:
+        return
+    wide, group = inputs.shape[1] // geometry.groups, channel // (gradients.shape[1] // geometry.groups)
+    window = inputs[(slice(None), slice(group * wide, (group + 1) * wide), *there)].flatten(2).transpose(1, 2)
+    slopes = gradients[:, channel][(slice(None), *here)].flatten(1)
+    check.add_tap(name, (channel, slice(None), *tap), slopes.reshape(samples, -1), window.reshape(samples, -1, wide))
 
 
 SMALL = 64  # output positions

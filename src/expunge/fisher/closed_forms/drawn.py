@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from expunge.fisher.closed_forms.audit import Audit
+
 TURNS = 3
 Gradients = Callable[[Tensor, Tensor], tuple[Tensor | None, Tensor | None]]  # of a weight and a bias, from inputs and slopes
 
@@ -19,7 +21,7 @@ class Part(NamedTuple):
     weight: str | None
     bias: str | None
     gradients: Gradients
-    inputs: Tensor  # (drawn samples, frames, ...)
+    inputs: Tensor  # (drawn samples, frames, ...); the slopes themselves where they are the gradient already
     slopes: Tensor
 
 
@@ -38,6 +40,7 @@ class Drawn:
     parts: list[Part] = field(default_factory=list)
     passed: set[str] = field(default_factory=set)
     uses: int = 0
+    audit: Audit | None = None
 
     def takes(self, *names: str | None) -> bool:
         """Whether this use, of these parameters, is to be kept."""

@@ -48,6 +48,8 @@ class Linear(torch.autograd.Function):
             active = Active.of(use.rows(gradient).flatten(1, -2)) if in_order and gradient[..., 0].numel() > use.samples else None
             if use.weight is not None:
                 a, g = (use.rows(tensor).flatten(1, -2) for tensor in (inputs, gradient))
+                if use.audit is not None:
+                    use.audit.add_product(use.weight, *((a, g) if ctx.transposed else (g, a)))
                 if use.has_several(use.weight):
                     assert use.shared is not None
                     use.shared.add_product(use.weight, *((a, g) if ctx.transposed else (g, a)))
@@ -98,6 +100,8 @@ class Convolution(torch.autograd.Function):
             if use.weight is not None:
                 a, g = (use.layout.first(tensor, use.samples) for tensor in (inputs.to(gradient.dtype), gradient))
                 a, g = (g, a) if ctx.transposed else (a, g)
+                if use.audit is not None:
+                    convolution.audit(use.audit, use.weight, a, g, ctx.geometry, use.samples)
                 use.squares[use.weight] = convolution.squares(a, g, ctx.geometry, use.scratch, use.weight, len(a) // use.samples)
             use.add_bias(gradient, 1)
             back = None

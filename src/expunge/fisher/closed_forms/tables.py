@@ -46,6 +46,8 @@ class Embedding(torch.autograd.Function):
                 assert use.drawn is not None
                 kept = (part.index_select(0, use.drawn.rows)[:, None] for part in (rows, g))
                 use.drawn.parts.append(Part(use.weight, None, partial(_of_table, ctx.count), *kept))
+            if use.audit is not None:
+                use.audit.add_lookup(use.weight, rows, g)
             if use.has_several(use.weight):
                 assert use.shared is not None
                 use.shared.add_lookup(use.weight, rows, g, ctx.count)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import Drawn, Gradients, Part
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.closed_forms.shared import Shared
@@ -49,10 +50,21 @@ class Use:
         """Keep the drawn samples' rows of an operation whose weight has the gradients `gradients(inputs, slopes)`."""
         if self.takes(self.weight, self.bias):
             assert self.drawn is not None
-            a, g = (self.layout.drawn(tensor, self.samples, self.drawn.rows) for tensor in (inputs, slopes))
-            if inputs.device.type == "cpu" and len(self.drawn.rows) == 1:  # small pieces of fresh memory would slow down the whole pass
-                a, g = self.scratch.copied(self.drawn.slot, a), self.scratch.copied(self.drawn.slot, g)
+            g = self._drawn(slopes, self.drawn)
+            a = g if inputs is slopes else self._drawn(inputs, self.drawn)
             self.drawn.parts.append(Part(self.weight, self.bias, gradients, a, g))
+
+    def _drawn(self, tensor: Tensor, drawn: Drawn) -> Tensor:
+        rows = self.layout.drawn(tensor, self.samples, drawn.rows)
+        if tensor.device.type == "cpu" and len(drawn.rows) == 1:  # small pieces of fresh memory would slow down the whole pass
+            return self.scratch.copied(drawn.slot, rows)
+        return rows
+
+    @property
+    def audit(self) -> Audit | None:
+        """Where the weight of this use is to be audited."""
+        audit = None if self.drawn is None else self.drawn.audit
+        return audit if audit is not None and audit.wants(self.weight) else None
 
     def add_bias(self, gradient: Tensor, channel: int) -> None:
         """(Σ over all but sample and channel)², summed over samples."""

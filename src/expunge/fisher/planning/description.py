@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from expunge.errors import InputError, SlowFisherWarning
 from expunge.fisher.planning.survey import Plan
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.display import counted, html_table, text_table
 
 CLOSED, FUNC, LOOP, IDLE = "closed form", "torch.func", "loop", "idle"
@@ -90,7 +91,7 @@ def described(chosen: Plan, names: Sequence[str]) -> FisherPlan:
     )
 
 
-def warn_if_slow(chosen: Plan, names: Sequence[str], stacklevel: int) -> bool:
+def warn_if_slow(chosen: Plan, names: Sequence[str]) -> bool:
     """Warn where more than a tenth of the work of a call falls to loops or to torch.func."""
     found = described(chosen, names)
     if found.slow <= LIMIT:
@@ -101,5 +102,5 @@ def warn_if_slow(chosen: Plan, names: Sequence[str], stacklevel: int) -> bool:
     text = (
         f"{counted(len(slow), 'parameter')} of {len(names)} without a closed form ({first}) take {costs}; fisher.plan(model, batch) tells"
     )
-    warnings.warn(text, SlowFisherWarning, stacklevel=stacklevel)
+    warnings.warn(text, SlowFisherWarning, stacklevel=level_of_caller())
     return True

@@ -299,7 +299,7 @@ def _sliced(mode: Interception, function: Any, args: tuple[Any, ...], kwargs: di
     image = args[0]
     if image.device.type != "cpu" or image.dim() != 4 or not (image.requires_grad and _last(image)) or mode.name(image) is not None:
         return mode.bare(function, args, kwargs)
-    image = image.view_as(image)
+    image = torch.ops.aten.alias.default(image)  # with its own strides, where a view of one sample has others
     image.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
     return function(image, *args[1:], **kwargs)
 

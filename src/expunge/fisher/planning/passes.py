@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ class Pass:
     passed: set[str]  # parameters that were used, but not kept
     number: int = 0  # of the cotangents at which these were kept
     alone: Tensor | None = None  # the drawn samples' cotangents, each from its own loss alone
+    wrong: set[str] = field(default_factory=set)  # parameters whose squares fail their audit
 
 
 def closed_forms(
@@ -66,9 +67,12 @@ def closed_forms(
                     drawn.open = number == drawn.number
                 logits.backward(cotangent.to(logits.dtype), retain_graph=number + 1 < len(sent), inputs=wanted)
             interception.settle(parameters)
+            if drawn is not None and drawn.audit is not None:
+                drawn.audit.settle()
         unexpected = {name for name in observed if parameters[name].grad is not None}
         kept = ([], set()) if drawn is None else (drawn.parts, drawn.passed)
-        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept)
+        wrong = set[str]() if drawn is None or drawn.audit is None or unexpected else drawn.audit.wrong(interception.squares)
+        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept, wrong=wrong)
     finally:
         for name, parameter in parameters.items():
             parameter.grad = None

@@ -173,8 +173,8 @@ def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Ba
 
 def random_like(logits: Tensor) -> Tensor:
     """A random cotangent rather than the loss's own, which vanishes on well-fitted samples."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(logits.shape, generator=generator, dtype=torch.float64).to(logits.device, logits.dtype)
+    generator = torch.Generator(logits.device).manual_seed(0)  # drawn where it is needed: a copy would wait for the device
+    return torch.randn(logits.shape, generator=generator, dtype=torch.float64, device=logits.device).to(logits.dtype)
 
 
 def _defined(

@@ -1,0 +1,73 @@
+"""Recompute a little of what closed forms add, straight from the formula, to compare it with the squares themselves.
+
+Of a parameter one row is taken (of a convolution at one kernel tap): G_n, that row of sample n's gradient, from the rows that are counted
+to the sample, and Σ_n G_n² over the whole batch. The drawn samples show that such rows are the samples' own; this shows that what is
+added is their sum of squares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# How far a sum may be from another of the same terms: as a part of the terms' size, and of the squares.
+ROUNDING = {torch.float64: (1e-12, 1e-9), torch.float32: (2e-5, 1e-3)}
+COARSE = (2e-2, 5e-2)  # of half precision
+
+
+@dataclass
+class Audit:
+    """Collects the chosen rows of the named parameters (None: of all) in a backward pass; of several uses their sum."""
+
+    pick: float  # in [0, 1): which row
+    name: str | None = None
+    places: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    gradients: dict[str, tuple[Tensor, Tensor, float]] = field(default_factory=dict)  # how far they may be off; and squares, as a part
+    squares: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # and how far these may be off
+
+    def wants(self, name: str | None) -> bool:
+        return name is not None and self.name in (None, name)
+
+    def add_product(self, name: str, first: Tensor, second: Tensor) -> None:
+        """A use whose gradient is firstᵀ second, of (N, T, R) and (N, T, C)."""
+        (row,) = self.places.setdefault(name, (int(self.pick * first.shape[2]),))
+        self._add(name, first[..., row], second)
+
+    def add_lookup(self, name: str, indices: Tensor, gradients: Tensor) -> None:
+        """A use that looks up the rows with these indices, (N, T), and has these gradients there, (N, T, C)."""
+        (row,) = self.places.setdefault(name, (int(indices.flatten()[int(self.pick * indices.numel())]),))
+        self._add(name, (indices == row).to(gradients.dtype), gradients)
+
+    def add_tap(self, name: str, place: tuple[Any, ...], slopes: Tensor, window: Tensor) -> None:
+        """A convolution's output gradient in one channel, (N, L), and the inputs that one tap sees, (N, L, I)."""
+        self.places[name] = place
+        self._add(name, slopes, window)
+
+    def _add(self, name: str, weights: Tensor, rows: Tensor) -> None:
+        weights, rows = weights.detach(), rows.detach().to(weights.dtype)
+        terms, part = ROUNDING.get(rows.dtype, COARSE)
+        gradient = torch.bmm(weights[:, None], rows)[:, 0].double()
+        error = terms * (weights.norm(dim=1)[:, None] * rows.norm(dim=1)).double()  # Σ |terms| is at most the product of norms
+        if name in self.gradients:
+            gradient, error = gradient + self.gradients[name][0], error + self.gradients[name][1]
+        self.gradients[name] = gradient, error, part
+
+    def settle(self) -> None:
+        """After a backward pass: square."""
+        for name, (gradient, error, part) in self.gradients.items():
+            square = gradient.square()
+            slack = (2 * gradient.abs() * error + error.square() + part * square).sum(0)
+            before = self.squares.get(name)
+            self.squares[name] = (square.sum(0), slack) if before is None else (before[0] + square.sum(0), before[1] + slack)
+        self.gradients.clear()
+
+    def wrong(self, squares: dict[str, Tensor]) -> set[str]:
+        """The parameters whose squares are not those."""
+        return {
+            name
+            for name, (expected, slack) in self.squares.items()
+            if name not in squares or bool(((squares[name][self.places[name]].double().reshape(-1) - expected).abs() > slack).any())
+        }
