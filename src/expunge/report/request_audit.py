@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from expunge.audit.auditing import audit
+from expunge.audit.keeping import Folder, computed
 from expunge.audit.report import CARD
 from expunge.audit.settings import Settings
 from expunge.errors import ExpungeError, InputError
@@ -18,6 +19,7 @@ from expunge.report.audit_files import PAGE
 from expunge.report.audit_page import audit_page
 from expunge.requests.task import Task
 from expunge.requests.weights import load_weights
+from expunge.requests.working import AUDIT
 from expunge.requests.writing import Made
 from expunge.storage.codec import encode
 from expunge.storage.files import write_bytes, write_json
@@ -58,6 +60,7 @@ def auditing(
                 objective=task.objective,
                 settings=settings,
                 done=done,
+                keep=computed if made.work is None else Folder(made.work / AUDIT),
                 progress=progress,
             )
         except ExpungeError as error:
