@@ -15,16 +15,21 @@ PATIENCE = 120.0
 SOURCE = str(Path(expunge.__file__).resolve().parents[1])
 SERVER = """
 import json, os, sys
-import expunge.cli.commands, expunge.report.request_audit, expunge.requests.request, expunge.requests.estimate, expunge.requests.verifying
-import expunge.requests.sums_building, expunge.requests.undo, sklearn.linear_model, filelock, safetensors.torch, tyro
+import expunge.cli.commands
 from expunge.training import keeping
 
+main, answers = expunge.cli.commands.main, os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 keeping.EVERY = keeping.SHARE = keeping.WORTH = 0.0  # every state is written, of trainings of milliseconds too
 for line in sys.stdin:
     asked = json.loads(line)
     if "wait" in asked:
         _, status = os.waitpid(asked["wait"], 0)
-        print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+        print(json.dumps(os.waitstatus_to_exitcode(status)), file=answers, flush=True)
+        continue
+    if asked["warm"]:  # what is imported at the first use, is here
+        os.chdir(asked["folder"])
+        print(json.dumps(main(asked["command"])), file=answers, flush=True)
         continue
     child = os.fork()
     if not child:
@@ -33,11 +38,11 @@ for line in sys.stdin:
             log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1), os.dup2(log, 2)
             os.chdir(asked["folder"])
-            code = expunge.cli.commands.main(asked["command"])
+            code = main(asked["command"])
             sys.stdout.flush(), sys.stderr.flush()
         finally:
             os._exit(code)
-    print(json.dumps(child), flush=True)
+    print(json.dumps(child), file=answers, flush=True)
 """
 
 
@@ -82,7 +87,11 @@ class Commands:
         return json.loads(self.server.stdout.readline())
 
     def start(self, *command: str) -> Running:
-        return Running(self, self.asked({"command": command, "folder": str(self.folder), "log": str(self.log)}))
+        return Running(self, self.asked({"command": command, "folder": str(self.folder), "log": str(self.log), "warm": False}))
+
+    def warm(self, *command: str) -> None:
+        """Run a command in the process from which others are forked."""
+        assert self.asked({"command": command, "folder": str(self.folder), "warm": True}) == 0
 
     def run(self, *command: str) -> float:
         """To the end; its seconds."""
