@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,9 @@ from expunge.model.copying import copied, unwrapped
 from expunge.outcome import Outcome, Record
 from expunge.runtime.modes import in_mode, seeded
 from expunge.runtime.progress import is_shown
+from expunge.storage.codec import decode, encode
+from expunge.training.carrying import Carried
+from expunge.training.keeping import clock
 from expunge.validate import check_whole, shown
 
 
@@ -141,6 +143,7 @@ def unlearn(
             take_records=history.take,
             put_records=history.put,
             tell=lambda chosen, choice: used.append((chosen, choice)),
+            history=history.carried(),
         )
         edit = method(changed, forget, remain, run)
         if edit is not None and not isinstance(edit, Patch):
@@ -220,11 +223,11 @@ class _History:
         self.records: list[Record] = []
         self.epochs: list[int] = []
         self.labels: dict[str, int] = {}
-        self.started = time.perf_counter()
+        self.started = clock()
         self.measuring = 0.0
 
     def worked(self) -> float:
-        return time.perf_counter() - self.started - self.measuring
+        return clock() - self.started - self.measuring
 
     def record(self, epoch: int | None) -> None:
         """Record the current model; epoch None: before anything was done to it."""
@@ -244,19 +247,31 @@ class _History:
         self.records += taken[0]
         self.epochs += taken[1]
 
+    def carried(self) -> Carried:
+        """All records and the seconds of work, for a training that goes on after a kill."""
+
+        def get() -> dict[str, Any]:
+            return {"records": encode(self.records), "epochs": [*self.epochs], "worked": self.worked()}
+
+        def put(values: Any) -> None:
+            self.records[:], self.epochs[:] = decode(tuple[Record, ...], values["records"]), values["epochs"]
+            self.measuring = clock() - self.started - values["worked"]
+
+        return Carried(get, put, of_losses=False)
+
     def complete(self) -> None:
         """Measure what the last record lacks."""
         self.records[-1] = self._measured(self.records[-1])
 
     def _measured(self, record: Record, without: Sequence[str] = ()) -> Record:
-        paused, accuracies = time.perf_counter(), {}
+        paused, accuracies = clock(), {}
         for name in self.watched:
             if name in record.accuracies:
                 accuracies[name] = record.accuracies[name]
             elif name not in without:
                 right, self.labels[name] = self.measure(name)
                 accuracies[name] = right / self.labels[name]
-        self.measuring += time.perf_counter() - paused
+        self.measuring += clock() - paused
         score = unlearn_score(accuracies["remain"], accuracies["forget"]) if {"remain", "forget"} <= accuracies.keys() else None
         return replace(record, accuracies=accuracies, unlearn_score=score)
 

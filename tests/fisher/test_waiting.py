@@ -1,4 +1,4 @@
-"""On a GPU the check must not wait for the device in every batch, nor settle each doubt in float64 over whole batches; counted on the CPU."""
+"""On a GPU the check must not wait for the device in every batch, nor settle doubts over whole batches in float64; counted on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from expunge.fisher.doubting import BY_BATCH, BY_FORMAT, BY_ROWS, Doubts, in_sma
 from tests import reference
 from tests.fisher.patterns import K, labels, looped
 
-OWN = Objective(losses=lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"), classes=False)  # which does not look at labels
+OWN = Objective(
+    losses=lambda logits, targets: F.cross_entropy(logits, targets, reduction="none"), classes=False
+)  # labels are not looked at
 READING = set("tolist item cpu numpy nonzero __bool__ __float__ __int__ __index__ __array__".split())
 
 

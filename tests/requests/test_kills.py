@@ -1,121 +1,169 @@
-"""Killed at any moment, a request leaves the folder as it was or as it is at the end, and the same command goes on."""
+"""Killed at any moment, a request leaves the folder as it was or as it is at the end, and the same command goes on.
 
+`EXPUNGE_KILLS=100` kills every command a hundred times (`make kills`).
+"""
+
+import json
 import os
 import random
-import signal
-import subprocess
-import sys
+import shutil
 import time
-from pathlib import Path
 
 import pytest
 
-import expunge
 from expunge.requests.folder import misfits, receipt_at
-from expunge.requests.request import fulfil
-from tests.kills.run import written
+from tests.kills.run import timeless, written
+from tests.requests.forking import Commands, server
 from tests.requests.small import MASK, request
 
-KILLS = int(os.environ.get("EXPUNGE_KILLS", "24"))
-CALL = "import sys; from expunge.cli import main; sys.exit(main(sys.argv[1:]))"
-SOURCE = str(Path(expunge.__file__).resolve().parents[1])
-PATIENCE = 120.0
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are forked, and looked at, as on Linux")
+KILLS = int(os.environ.get("EXPUNGE_KILLS", "4"))
+GIVEN = ("--task", "mytask.py", "--weights", "model.safetensors", "--threads", "1", "--quiet")
+UNLEARN = ("unlearn", *GIVEN, "--out", "out", "--forget")
+BUILD = ("fisher", "build", *GIVEN, "--out")
+BY_MASK = ("--method", "fisher-mask", "--set", *MASK.given)
+ACCUMULATED = ("0-9", "label=3", "20,21,22")
+REQUESTS = {
+    "mask": [(*UNLEARN, forget, *BY_MASK, "--no-audit") for forget in ACCUMULATED],
+    "mask from stored sums": [(*UNLEARN, forget, *BY_MASK, "--no-audit", "--sums", "sums") for forget in ACCUMULATED],
+    "fine-tuning": [(*UNLEARN, forget, "--method", "finetune", "--no-audit") for forget in ACCUMULATED[:2]],
+    "its own loss": [(*UNLEARN, "0-9", "--method", "neg-grad-plus", "--no-audit")],
+    "choice": [(*UNLEARN, "label=3", "--set", "epochs=12", "--no-audit")],
+    "audit": [(*UNLEARN, "label=3", "--method", "finetune")],
+}
 
 
-def run(folder, *command):
-    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
-    return subprocess.Popen([sys.executable, "-c", CALL, *command], cwd=folder, env=environment, **streams)
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    with server() as process:
+        commands = Commands(process, tmp_path_factory.mktemp("warm"))
+        request(commands.folder)
+        for command in ((*UNLEARN, "label=3"), (*UNLEARN, "0-9", *BY_MASK), (*BUILD, "sums"), ("undo", "out", "--out", "back.safetensors")):
+            commands.warm(*command)
+        yield process
 
 
-def started(folder, forget):
-    command = ["unlearn", "--task", "mytask.py", "--weights", "model.safetensors", "--forget", forget, "--out", "out", "--quiet"]
-    command += ["--method", "fisher-mask", "--set", *MASK.given, "--threads", "1"]
-    return run(folder, *command)
+@pytest.fixture
+def commands(started, tmp_path):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    request(folder)
+    return Commands(started, folder)
 
 
-def ended(folder, forget):
-    finished(started(folder, forget))
+def disturbed(commands, command, moment, generator, most=24):
+    """Start a command and kill it: half of the times at some moment, half right after it has changed its folder for the n-th time,
+    n up to `most`."""
+    before, running, began = written(commands.folder), commands.start(*command), time.monotonic()
+    changes = generator.choice((0, generator.randint(1, most)))
+    at = generator.uniform(0, 1.1) * moment
+    while running.is_alive() and (changes > 0 if changes else time.monotonic() - began < at):
+        if changes and (now := written(commands.folder)) != before:
+            before, changes = now, changes - 1
+            if not changes:
+                break
+        time.sleep(0.001)  # the command needs the processor too
+    if running.is_alive():
+        running.kill()
+    code = running.wait()
+    assert code in (0, -9), commands.log.read_text()
+    return code == -9
 
 
-def finished(process):
-    _, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, told
+def emptied(folder, kept):
+    for path in folder.iterdir():
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def found(folder):
+    """What a folder of requests says, without times and salts."""
+    receipt = receipt_at(folder / "receipt.json")
+    audit = folder / "audit.json"
+    return receipt.number, receipt.weights_after, timeless(json.loads(audit.read_bytes()), "") if audit.exists() else None
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_nothing_is_lost_or_half_written(tmp_path):
-    requests = ["0-9", "label=3", "20,21,22"]
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    expected = [fulfil(request(whole, forget)).weights_after for forget in requests]
-    request(tmp_path)
-    begun = time.monotonic()
-    ended(tmp_path, requests[0])
-    usual, generator, kills, done, rounds = time.monotonic() - begun, random.Random(0), 0, 1, 0
-    out = tmp_path / "out"
-    while kills < KILLS:
+@pytest.mark.parametrize("name", REQUESTS)
+def test_killed_at_any_moment_nothing_is_lost_or_half_written(name, commands):
+    sequence, folder, generator = REQUESTS[name], commands.folder, random.Random(name)
+    if "sums" in name:
+        commands.run(*BUILD, "built")
+    given = {path.name for path in folder.iterdir()}
+
+    def prepare():
+        emptied(folder, given)
+        if "sums" in name:
+            shutil.copytree(folder / "built", folder / "sums")
+
+    prepare()
+    expected, seconds = [], []
+    for command in sequence:
+        seconds.append(commands.run(*command))
+        expected.append(found(folder / "out"))
+    left = {path.name for path in folder.iterdir()}
+    prepare()
+    kills = done = rounds = 0
+    while kills < KILLS or done:
         rounds += 1
-        assert rounds < 10 * KILLS
-        process = started(tmp_path, requests[min(done, 2)])
-        if rounds % 2:
-            time.sleep(generator.uniform(0.6, 1.1) * usual)
-        else:  # when it has begun to write
-            before, wanted = written(tmp_path), generator.randrange(1, 12)
-            while process.poll() is None and wanted:
-                now = written(tmp_path)
-                wanted, before = wanted - (now != before), now
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate(timeout=PATIENCE)
+        assert rounds < 20 * KILLS
+        if kills < KILLS:
+            kills += disturbed(commands, sequence[done], seconds[done], generator)
+        else:
+            commands.run(*sequence[done])
         # What is there is whole: the last request's, or the next one's. Only the recovery of the next command may put it back in place.
-        if out.exists():
-            assert list(misfits(out)) == []
-            assert (number := receipt_at(out / "receipt.json").number) in (done, done + 1)
-            done = max(done, number) if done < 3 else 3
-        if done == 3:
-            ended(tmp_path, requests[2])
-            assert receipt_at(out / "receipt.json").weights_after == expected[2]
-            for path in sorted(out.iterdir()):
-                path.unlink()
-            out.rmdir()
-            ended(tmp_path, requests[0])
-            done = 1
-    for forget in requests:
-        ended(tmp_path, forget)
-    assert receipt_at(out / "receipt.json").weights_after == expected[2] and list(misfits(out)) == []
-    assert {path.name for path in tmp_path.iterdir()} == {"mytask.py", "model.safetensors", "out", "whole"}
+        if (folder / "out").exists():
+            assert list(misfits(folder / "out")) == []
+            done = found(folder / "out")[0]
+            assert found(folder / "out") == expected[done - 1]
+        if done == len(sequence):
+            commands.run(*sequence[-1])  # the last command may have been killed after its folder was in place
+            assert found(folder / "out") == expected[-1] and {path.name for path in folder.iterdir()} == left
+            prepare()
+            done = 0
 
 
 @pytest.mark.slow
-def test_of_two_at_once_one_waits_for_another_day(tmp_path):
-    request(tmp_path)
-    processes = [started(tmp_path, forget) for forget in ("0-9", "label=3")]
-    told = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-    codes = sorted(process.returncode for process in processes)
+def test_of_two_at_once_one_waits_for_another_day(commands):
+    request(commands.folder)
+    two = [commands.start(*UNLEARN, forget, *BY_MASK, "--no-audit") for forget in ("0-9", "label=3")]
+    codes = sorted(running.wait() for running in two)
     assert codes in ([0, 0], [0, 2])
-    if codes == [0, 2]:
-        assert any("must not be in use: another command is writing there" in line for line in told)
-    assert list(misfits(tmp_path / "out")) == []
+    assert list(misfits(commands.folder / "out")) == []
 
 
 @pytest.mark.slow
-def test_a_store_that_is_killed_while_it_is_built_is_built_to_the_bit(tmp_path):
-    request(tmp_path)
-    build = ["fisher", "build", "--task", "mytask.py", "--weights", "model.safetensors", "--threads", "1", "--quiet", "--out"]
-
+def test_a_store_that_is_killed_while_it_is_built_is_built_to_the_bit(commands):
     def contents(name):
-        return {path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir()) if path.name != ".lock"}
+        return {path.name: path.read_bytes() for path in sorted((commands.folder / name).iterdir()) if path.name != ".lock"}
 
-    finished(run(tmp_path, *build, "whole"))
-    generator = random.Random(0)
-    for _ in range(max(4, KILLS // 4)):
-        process, before, wanted = run(tmp_path, *build, "store"), written(tmp_path), generator.randrange(1, 8)
-        while process.poll() is None and wanted:
-            now = written(tmp_path)
-            wanted, before = wanted - (now != before), now
-        process.kill()
-        process.communicate(timeout=PATIENCE)
-    finished(run(tmp_path, *build, "store"))
+    seconds, generator, kills = commands.run(*BUILD, "whole"), random.Random(0), 0
+    for _ in range(20 * KILLS):
+        killed = disturbed(commands, (*BUILD, "store"), seconds, generator)
+        kills += killed
+        if not killed:
+            assert contents("store") == contents("whole")
+            shutil.rmtree(commands.folder / "store")
+        if kills >= KILLS:
+            break
+    commands.run(*BUILD, "store")
     assert contents("store") == contents("whole")
+
+
+@pytest.mark.slow
+def test_undo_and_prove_write_a_file_whole_or_not_at_all(commands):
+    folder, generator, kills = commands.folder, random.Random(0), 0
+    commands.run(*UNLEARN, "0-9", *BY_MASK, "--no-audit")
+    every = {"back.safetensors": ("undo", "out", "--out"), "proof.json": ("prove", "out", "--id", "3", "--out")}
+    seconds = {name: commands.run(*command, f"whole-{name}") for name, command in every.items()}
+    for _ in range(40 * KILLS):
+        for name, command in every.items():
+            kills += disturbed(commands, (*command, name), seconds[name], generator, most=2)
+            if (folder / name).exists():
+                assert (folder / name).read_bytes() == (folder / f"whole-{name}").read_bytes()
+                (folder / name).unlink()
+        if kills >= 2 * KILLS:
+            break
+    for name, command in every.items():
+        commands.run(*command, name)
+    assert list(misfits(folder / "out")) == [] and not any(".expunge-unfinished" in path.name for path in folder.iterdir())

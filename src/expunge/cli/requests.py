@@ -139,7 +139,7 @@ def run_unlearn(options: Unlearn) -> None:
     try:
         receipt = fulfil(request, say, progress, examine)
     except KeyboardInterrupt:
-        print(f"Nothing was changed in {options.out}/; the same command begins again.", file=sys.stderr)
+        print(f"Nothing was changed in {options.out}/; the same command goes on.", file=sys.stderr)
         raise
     print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
     audited = (receipt.measured.get("audit") or {}).get("verdict") is not None

@@ -25,6 +25,7 @@ from expunge.model import channels, heads
 from expunge.model.checks import screened
 from expunge.runtime.modes import in_mode, seeded
 from expunge.training import holding
+from expunge.training.carrying import Carried, holds_nothing
 from expunge.training.distillation import Distillation
 from expunge.training.loop import Loss, Phase, check_training, train_phases
 from expunge.training.teaching import distilled, teach
@@ -46,6 +47,7 @@ class Run:
 
     For a method that chooses among others: `validation` are data that the model was never trained on, where there are any. `take_records()`
     takes all records of a trial out of the history, `put_records` puts them back; `tell(method, choice)` names the method that was used.
+    `history` is what all records are, for a training that goes on after a kill.
     """
 
     objective: Objective = Objective()
@@ -61,6 +63,7 @@ class Run:
     take_records: Callable[[], Any] = lambda: None
     put_records: Callable[[Any], None] = lambda records: None
     tell: Callable[[Method, Choice], None] = lambda method, choice: None
+    history: Carried = field(default=Carried(of_losses=False), repr=False)
 
     def edit(self, model: nn.Module, values: Mapping[str, Tensor]) -> Patch:
         """Set parameters and buffers in place: by name to these values, or to zero where a mask (bool) is true.
@@ -95,13 +98,15 @@ class Run:
         mask: Mapping[str, Tensor] | None = None,
         argument: str = "remain",
         until: Callable[[], bool] | None = None,
+        state: Carried | None = None,
     ) -> None:
         """Train the model in place; None trains nothing. There is a record before, and one after every epoch.
 
         `loss(model, batch, losses)` is the number to minimise for a batch in place of the objective's mean; `losses(logits, targets)` are
         the objective's, one per sample. With `tuning.distillation` the original's answers count too. Weights that `mask` names stay zero
         where `tuning.freeze` says so. `argument` names the data in an error. `until()` is asked after every epoch; True stops
-        early.
+        early. `state` is what the loss and `until` hold between epochs, for a training that goes on after a kill (`training.kept`); without
+        it a training by functions of your own begins again.
         """
         if tuning is None:
             return self.begin()
@@ -113,7 +118,7 @@ class Run:
         else:
             raise InputError("tuning", "a method with a loss of its own cannot distil; leave distillation None", tuning.distillation)
         hold = partial(holding.freeze, model, mask) if mask is not None and tuning.freeze else None
-        self.train_phases(model, lambda epoch: [phase], tuning, hold, until)
+        self.train_phases(model, lambda epoch: [phase], tuning, hold, until, state)
 
     def _distilled(self, data: Data, tuning: Tuning, distillation: Distillation, argument: str) -> Phase:
         if self.original is None:
@@ -153,10 +158,11 @@ class Run:
         tuning: Tuning,
         hold: Callable[[Optimizer], AbstractContextManager[None]] | None = None,
         until: Callable[[], bool] | None = None,
+        state: Carried | None = None,
     ) -> None:
         """`train` where an epoch, counted from 0, is several passes, or where weights are kept in place (`training.holding`).
 
-        `until()` is asked after every epoch; True stops early.
+        `until()` is asked after every epoch; True stops early. `state` as for `train`.
         """
         self.begin()
         done = max(self.epochs, default=0)  # a second training counts on
@@ -166,7 +172,9 @@ class Run:
             self.after_epoch(done + epoch)
             return ended
 
-        train_phases(model, phases, tuning, self.objective, hold, after_epoch, self.progress)
+        carried = Carried.together(history=self.history, **({} if state is None else {"method": state}))
+        known = carried if state is not None or holds_nothing(until) else None
+        train_phases(model, phases, tuning, self.objective, hold, after_epoch, self.progress, carried=known)
 
     def begin(self) -> None:
         """Record epoch 0, the model before any training, unless there is such a record."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from expunge.data.batches import Data, as_batches, device_of, to_device
 from expunge.data.objective import Batch
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.streams import cycled
+from expunge.training.carrying import Carried
 from expunge.training.loop import Losses
 from expunge.training.schedules import Constant
 from expunge.training.single_samples import SingleSampleFilter
@@ -63,10 +65,27 @@ class NegGradPlus:
         single_samples = SingleSampleFilter(model, run.objective)
         forget_batches = cycled(as_batches(forget, "forget", self.tuning.batch_size), "forget", self.tuning.seed, single_samples)
 
+        drawn = _Counted(forget_batches)
+
         def loss(model: nn.Module, batch: Batch, losses: Losses) -> Tensor:
             def mean(part: Batch) -> Tensor:
                 return losses(run.objective.outputs(model, part), run.objective.targets(part)).mean()
 
-            return self.remain_weight * mean(batch) - (1 - self.remain_weight) * mean(to_device(next(forget_batches), device))
+            return self.remain_weight * mean(batch) - (1 - self.remain_weight) * mean(to_device(next(drawn), device))
 
-        run.train(model, remain, self.tuning, loss)
+        run.train(model, remain, self.tuning, loss, state=Carried(lambda: drawn.count, drawn.skip))
+
+
+class _Counted:
+    """Batches that are counted, so that a training that goes on can skip those it had."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.batches, self.count = batches, 0
+
+    def __next__(self) -> Batch:
+        self.count += 1
+        return next(self.batches)
+
+    def skip(self, count: int) -> None:
+        while self.count < count:
+            next(self)

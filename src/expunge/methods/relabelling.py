@@ -15,6 +15,7 @@ from expunge.data.objective import Batch
 from expunge.errors import InputError
 from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged
+from expunge.training.carrying import Carried
 from expunge.training.loop import Loss, Losses, Phase
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
@@ -48,21 +49,26 @@ class RandomLabels:
 
 def relabelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> Phase:
     """A pass over the remain data with the forget data among them, these with labels drawn once, by the tuning's seed."""
-    drawn, own = _labelled(model, forget, remain, exclude_own, tuning, run)
+    drawn, own = _labelled(model, forget, remain, exclude_own, torch.Generator().manual_seed(tuning.seed), tuning, run)
     return Phase(mixed(drawn, own), "remain", _taught(run), itemgetter(0))
 
 
-def relabelled_apart(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> list[Phase]:
-    """A pass over the forget data, with labels drawn anew each time they are read, then one over the remain data."""
-    drawn, own = _labelled(model, forget, remain, exclude_own, tuning, run)
-    return [Phase(drawn, "forget", _taught(run), itemgetter(0)), Phase(own, "remain", _taught(run), itemgetter(0))]
+def relabelled_apart(
+    model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run
+) -> tuple[list[Phase], Carried]:
+    """A pass over the forget data, with labels drawn anew each time they are read, then one over the remain data; what draws the labels."""
+    generator = torch.Generator().manual_seed(tuning.seed)
+    drawn, own = _labelled(model, forget, remain, exclude_own, generator, tuning, run)
+    phases = [Phase(drawn, "forget", _taught(run), itemgetter(0)), Phase(own, "remain", _taught(run), itemgetter(0))]
+    return phases, Carried.generator(generator)
 
 
-def _labelled(model: nn.Module, forget: Data, remain: Data, exclude_own: bool, tuning: Tuning, run: Run) -> tuple[Batches, Batches]:
+def _labelled(
+    model: nn.Module, forget: Data, remain: Data, exclude_own: bool, generator: torch.Generator, tuning: Tuning, run: Run
+) -> tuple[Batches, Batches]:
     """Both sets as (batch, labels to learn); the batches stay as they are, so the objective can read any form."""
     forget_batches, remain_batches = (as_batches(data, name, tuning.batch_size) for data, name in ((forget, "forget"), (remain, "remain")))
     shape = class_shape(model, forget, run, "random labels need")
-    generator = torch.Generator().manual_seed(tuning.seed)
 
     def draw(batch: Batch) -> Tensor:
         targets = run.objective.targets(batch)

@@ -56,10 +56,11 @@ class SalUn:
 
     def __call__(self, model: nn.Module, forget: Data, remain: Data | None, run: Run) -> None:
         needs_remain(remain, "SalUn")
+        state = None
         if self.passes == "mixed":
             phases = [relabelled(model, forget, remain, self.exclude_own, self.tuning, run)]
         else:
-            phases = relabelled_apart(model, forget, remain, self.exclude_own, self.tuning, run)
+            phases, state = relabelled_apart(model, forget, remain, self.exclude_own, self.tuning, run)
         gradient, _ = curvature.gradient(model, run.batches(forget, "forget"), run.objective, run.progress)
         mask = masks.select(scores.saliency(gradient), self.salient)
-        run.train_phases(model, lambda epoch: phases, self.tuning, partial(holding.only, model, mask))
+        run.train_phases(model, lambda epoch: phases, self.tuning, partial(holding.only, model, mask), state=state)

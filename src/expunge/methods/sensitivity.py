@@ -20,6 +20,7 @@ from expunge.errors import DivergedError, InputError, ModelError, UncheckedWarni
 from expunge.methods.context import Run, check_tuning, class_shape
 from expunge.methods.gradients import carrying, trainable
 from expunge.runtime.modes import eager, in_mode
+from expunge.training.carrying import Carried
 from expunge.training.loop import Losses
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
@@ -77,7 +78,8 @@ class MuMis:
             check_ratio(ratios[-1], WHAT, self.tuning)
             return self.recovery is not None and ratios[-1] > max(self.recovery, min(ratios[:-1]))
 
-        run.train(model, forget, self.tuning, loss, argument="forget", until=recovered)
+        held = Carried.together(generator=Carried.generator(generator), ratios=Carried.listed(ratios))
+        run.train(model, forget, self.tuning, loss, argument="forget", until=recovered, state=held)
         check_ratio(ratios[-1], WHAT, self.tuning, ended=True)
 
     def _measured(self, model: nn.Module, forget: Data, run: Run, classes: int) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from expunge.methods.context import Run, check_tuning
 from expunge.methods.gradients import carrying, trainable
 from expunge.methods.sensitivity import check_ratio
 from expunge.runtime.modes import in_mode
+from expunge.training.carrying import Carried
 from expunge.training.loop import Losses
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
@@ -78,7 +79,7 @@ class JiT:
             check_ratio(self._measured(model, forget, run) / before, "what noise on the forget data changes", self.tuning, ended)
             return False
 
-        run.train(model, forget, self.tuning, loss, argument="forget", until=check)
+        run.train(model, forget, self.tuning, loss, argument="forget", until=check, state=Carried.generator(generator))
         check(ended=True)
 
     def _descent(self, model: nn.Module, batch: Batch, run: Run, generator: torch.Generator) -> Tensor:

@@ -20,6 +20,7 @@ from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged
 from expunge.model.copying import copied
 from expunge.runtime.modes import in_mode, seeded
+from expunge.training.carrying import Carried
 from expunge.training.loop import Losses, Phase
 from expunge.training.schedules import Constant
 from expunge.training.tuning import Tuning
@@ -87,7 +88,9 @@ class LoTUS:
             warnings.warn(f"LoTUS changed nothing: {found}; if that is wrong, give unseen_accuracy", NoEffectWarning, stacklevel=2)
             return run.begin()
         phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss, itemgetter(0))
-        run.train_phases(model, lambda epoch: [phase], self.tuning, until=lambda: measure() <= max(target - MARGIN, 0))
+        run.train_phases(
+            model, lambda epoch: [phase], self.tuning, until=lambda: measure() <= max(target - MARGIN, 0), state=heat.carried()
+        )
 
     def _target(self, model: nn.Module, forget: Data, remain: Data, run: Run) -> float:
         if self.unseen_accuracy is not None:
@@ -102,6 +105,12 @@ class _Heat:
 
     gain: float
     gap: float = 0.0
+
+    def carried(self) -> Carried:
+        def put(gap: float) -> None:
+            self.gap = gap
+
+        return Carried(lambda: self.gap, put)
 
     @property
     def temperature(self) -> float:

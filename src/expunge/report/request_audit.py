@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from expunge.audit.auditing import audit
+from expunge.audit.keeping import Folder, computed
 from expunge.audit.report import CARD
 from expunge.audit.settings import Settings
 from expunge.errors import ExpungeError, InputError
@@ -19,6 +20,7 @@ from expunge.report.audit_page import audit_page
 from expunge.requests.request import told
 from expunge.requests.task import Task
 from expunge.requests.weights import load_weights
+from expunge.requests.working import AUDIT
 from expunge.requests.writing import Made
 from expunge.storage.codec import encode
 from expunge.storage.files import write_bytes, write_json
@@ -59,6 +61,7 @@ def auditing(retrained: Sequence[nn.Module] = (), progress: bool | None = None) 
                     objective=task.objective,
                     settings=settings,
                     done=done,
+                    keep=computed if made.work is None else Folder(made.work / AUDIT),
                     progress=progress,
                 )
         except ExpungeError as error:

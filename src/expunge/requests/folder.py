@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from expunge.requests.settings import Settings
 from expunge.requests.weights import file_digest
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, parse_json, read_json, read_plain
-from expunge.storage.folders import LITTER, RESULT
+from expunge.storage.folders import INSIDE, LITTER, RESULT
 
 COMMAND = "requests"  # in result.json: what made the folder
 WEIGHTS, PATCH, EDIT = "weights.safetensors", "patch.safetensors", "edit.safetensors"
@@ -55,7 +55,7 @@ def read_state(folder: Path) -> State | None:
     """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed."""
     if not (folder / RECEIPT).exists() and not (folder / LEDGER).exists():
         return None
-    for what in misfits(folder):
+    for what in misfits(folder, INSIDE):
         raise InputError("out", "must be as `expunge unlearn` left it", what)
     openings = _openings(folder / OPENINGS) if (folder / OPENINGS).exists() else None
     return State(folder, receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER), openings, *settings_at(folder))
@@ -84,8 +84,11 @@ def _content(path: Path) -> bytes:
         raise InputError(path.name, str(error)) from error
 
 
-def misfits(folder: Path) -> Iterator[str]:
-    """What does not fit, one line each: between the receipt and the ledger, the ledger and itself, the receipt and every file."""
+def misfits(folder: Path, others: Collection[str] = ()) -> Iterator[str]:
+    """What does not fit, one line each: between the receipt and the ledger, the ledger and itself, the receipt and every file.
+
+    `others` may be in the folder too.
+    """
     try:
         receipt, ledger = receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER)
     except InputError as error:
@@ -106,7 +109,7 @@ def misfits(folder: Path) -> Iterator[str]:
                 yield f"{name}: is missing"
         elif file_digest(path) != expected:
             yield f"{name}: was changed since the receipt was written"
-    known = {*receipt.files, *UNLISTED, *LITTER}
+    known = {*receipt.files, *UNLISTED, *LITTER, *others}
     yield from (f"{name}: is not a file of the receipt" for name in sorted(os.listdir(folder)) if name not in known)
     yield from _opening_misfits(folder, ledger)
 

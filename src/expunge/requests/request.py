@@ -19,8 +19,9 @@ from expunge.requests.stored_mask import Drawn, StoredMask, check_method, draw, 
 from expunge.requests.summing import Summing
 from expunge.requests.sums_store import Store, opened
 from expunge.requests.weights import digest_of, shared_names, weights_of
+from expunge.requests.working import is_begun, kept_trainings, key_of, working
 from expunge.requests.writing import Examine, Made, write_folder
-from expunge.storage.folders import reserved
+from expunge.storage.folders import remove, reserved
 from expunge.unlearning import unlearn
 
 Say = Callable[[str], None]
@@ -29,7 +30,8 @@ Say = Callable[[str], None]
 def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None = None, examine: Examine | None = None) -> Receipt:
     """Carry out a request and return its receipt; one whose samples are all forgotten already returns that of the last.
 
-    The folder is replaced whole at the end, or stays as it was. `examine` is called with what was made and the folder to be, before the
+    The folder is replaced whole at the end, or stays as it was. After a kill the same request goes on: its trainings, and finished parts
+    of the audit, are kept in a private folder meanwhile. `examine` is called with what was made and the folder to be, before the
     receipt is written: it may add files, which the receipt then lists, and returns what the receipt says under `measured`.
     """
     if request.sign is not None:
@@ -40,14 +42,21 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
             say(f"all {len(prepared.rows)} samples were forgotten before; nothing to do")
             if store is not None and len(store.header.dropped) < len(prepared.earlier.ledger):  # killed before
                 take_out(store, drawn_from(store, prepared), [entry.commitments for entry in prepared.earlier.ledger])
+            remove(place.work)  # killed before
             return prepared.earlier.receipt
         log = _Log(say)
         if prepared.replaced is not None:
             log(prepared.replaced)
         drawn = None if store is None else drawn_from(store, prepared, log)
-        made = carry_out(prepared if drawn is None else replace(prepared, method=drawn.mask(check_method(prepared.method))), log, progress)
         receipts: list[Receipt] = []
-        place.save(lambda new: receipts.append(write_folder(new, made, log.lines, examine, request.sign)))
+        key = key_of(prepared)
+        with working(place, key) as work:
+            if is_begun(work):
+                log("this request was stopped before: it goes on")
+            with kept_trainings(work, prepared, key):
+                edited = prepared if drawn is None else replace(prepared, method=drawn.mask(check_method(prepared.method)))
+                made = replace(carry_out(edited, log, progress), work=work)
+            place.save(lambda new: receipts.append(write_folder(new, made, log.lines, examine, request.sign)))
         if store is not None and drawn is not None:
             earlier = prepared.earlier.ledger if prepared.earlier is not None else ()
             take_out(store, drawn, [*(entry.commitments for entry in earlier), receipts[0].commitments])

@@ -63,7 +63,7 @@ class Task:
 
     def fresh(self) -> nn.Module:
         """Another network of model(), with weights of its own where model() draws them."""
-        return Task(self.path, self.digest, self.module).model
+        return Task(self.path, self.digest, self.module, self.sources).model
 
     @cached_property
     def train(self) -> Data:

@@ -41,6 +41,8 @@ class Made:
     weights_before: str
     weights_after: str
     say: Callable[[str], None] = lambda line: None  # tells a line, which the log keeps
+    work: Path | None = None
+    """A private folder for parts of an examination that take long: it outlives a kill, and is removed at the end."""
 
 
 Examine = Callable[[Made, Path], Mapping[str, Any]]  # writes files into the folder, returns what the receipt says of them

@@ -22,6 +22,7 @@ from expunge.storage.files import check_folder
 from expunge.storage.locks import try_lock_and_remove
 
 RESULT = "result.json"
+INSIDE = {".expunge-lock", ".expunge-work"}  # are in a folder that cannot have them beside, such as a mount point
 LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}  # what file managers leave wherever they look
 
 
@@ -59,6 +60,11 @@ class Reserved:
     def finished(self) -> Path:
         """What `new` is called when it is whole and goes file by file into a folder that cannot be renamed."""
         return self._own("finished", self.movable)
+
+    @property
+    def work(self) -> Path:
+        """Private, for what is not finished: it outlives a kill, and is never among the results."""
+        return self._own("work", self.beside)
 
     @property
     def lock(self) -> Path:
@@ -129,10 +135,10 @@ class Reserved:
 
     def check(self) -> None:
         """Raise InputError for a folder that holds anything but an earlier result of the same command."""
-        for path in (self.new, self.earlier, self.finished):
+        for path in (self.new, self.earlier, self.finished, self.work):
             if os.path.lexists(path) and not (path.is_dir() and not path.is_symlink()):
                 raise InputError(self.argument, f"needs the name {path} for a folder of its own: move what is there", os.fspath(self.shown))
-        own = {path.name for path in (self.new, self.lock, self.finished)}
+        own = {path.name for path in (self.new, self.lock, self.finished, self.work)}
         if (stranger := next(strangers(self.folder, self.command, own), None)) is not None:
             rule = f"must be a folder that is new, empty, or holds an earlier result of the same kind ({self.command}) and nothing else"
             raise InputError(self.argument, f"{rule}: choose another, or move what is there", os.fspath(self.shown / stranger))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,24 @@ from expunge.training import optimizer_states
 
 KIND = "training"
 MODEL, OPTIMIZER = "model/", "optimizer/"
+CARRIED = "carried"  # files of a training without callbacks lack it
 DATA = "data"  # the one optional setting: not every dataset has a digest, and older files lack it
 
 
 def save(
-    path: str | os.PathLike[str], model: nn.Module, optimizer: Optimizer, epoch: int, settings: Mapping[str, str], device: torch.device
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    epoch: int,
+    settings: Mapping[str, str],
+    device: torch.device,
+    carried: Any = None,
 ) -> Path:
-    """Save the state after `epoch` epochs; the file is replaced whole or not at all."""
-    states, numbers = optimizer_states.parts(optimizer)
+    """Save the state after `epoch` epochs; the file is replaced whole or not at all.
+
+    `optimizer` None: without its state, of a training that has ended. `carried` is what callbacks hold, as plain JSON.
+    """
+    states, numbers = ({}, {}) if optimizer is None else optimizer_states.parts(optimizer)
     tensors: dict[str, Tensor] = {f"{MODEL}{name}": tensor for name, tensor in _weights(model).items()}
     tensors |= {f"{OPTIMIZER}{name}": tensor for name, tensor in states.items()}
     now = Generators.now()
@@ -40,6 +50,8 @@ def save(
         tensors["random/cuda"] = torch.cuda.get_rng_state(device)
     generators = {"python": [now.python[0], now.python[2]], "numpy": [now.numpy[0], *map(float, now.numpy[2:])]}
     metadata = {"kind": KIND, "epoch": str(epoch), "settings": json.dumps(settings), "trained": _trained(model)}
+    if carried is not None:
+        metadata[CARRIED] = json.dumps(carried)
     return save_tensors(path, tensors, metadata | {"optimizer": json.dumps(numbers), "random": json.dumps(generators)})
 
 
@@ -50,8 +62,9 @@ def load(
     settings: Mapping[str, str],
     device: torch.device,
     epochs: int = 2**31,
+    put: Callable[[Any], None] = lambda carried: None,
 ) -> int:
-    """Restore the state and return the number of finished epochs, at most `epochs`.
+    """Restore the state and return the number of finished epochs, at most `epochs`; `put` is given what callbacks held.
 
     Raises before anything is changed where the file is of another training, or is incomplete.
     """
@@ -79,6 +92,8 @@ def load(
         cuda = _cuda_state(tensors, device)
         if strange := sorted(name for name in tensors if not name.startswith((MODEL, OPTIMIZER, "random/"))):
             raise ValueError(f"there must be nothing else in it; found {strange[0]}")
+        if CARRIED in metadata:
+            put(parse_json(metadata[CARRIED]))  # before the random numbers are restored: it may draw some
         optimizer_states.restore(optimizer, states)
     with torch.no_grad():
         for name, tensor in current.items():

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from expunge.data.objective import Objective
 from expunge.errors import DivergedError
+from expunge.training.carrying import Carried
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
@@ -32,6 +33,20 @@ class Explosion:
         self.reference: Tensor | None = None
         self.recent: list[Tensor] = []
         self.epochs = 0
+
+    def carried(self, device: torch.device) -> Carried:
+        """What it remembers of the epochs before."""
+
+        def get() -> dict[str, Any]:
+            reference = None if self.reference is None else float(self.reference)
+            return {"reference": reference, "epochs": self.epochs, "recent": [losses.tolist() for losses in self.recent]}
+
+        def put(values: Any) -> None:
+            reference = values["reference"]
+            self.reference = None if reference is None else torch.tensor(reference, dtype=torch.float64, device=device)
+            self.epochs, self.recent = int(values["epochs"]), [torch.tensor(losses, device=device) for losses in values["recent"]]
+
+        return Carried(get, put, of_losses=False)
 
     def begin(self, loss: Tensor, logits: torch.Size) -> None:
         """Note the loss of the first step, on the device: reading it would make a GPU wait."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -17,7 +15,6 @@ from torch.optim import Optimizer
 
 from expunge.data.batches import Batches, Data, Rows, as_batches, device_of, to_device
 from expunge.data.calling import RAW, not_about_inputs, unusable
-from expunge.data.digest import data_digest
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened, sparse_tables
@@ -26,8 +23,11 @@ from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
-from expunge.training import checkpoints, holding, sharing
+from expunge.training import holding, sharing
+from expunge.training.carrying import Carried
 from expunge.training.explosion import Explosion
+from expunge.training.identity import settings_of
+from expunge.training.keeping import Keeper, can_go_on
 from expunge.training.optimizers import build_optimizer, rate_at
 from expunge.training.schedules import Constant, Replay, Schedule, Steps, replay
 from expunge.training.single_samples import SingleSampleFilter
@@ -121,13 +121,15 @@ def train_phases(
     after_epoch: Callable[[int], bool | None] | None = None,
     progress: bool = False,
     keep: str | os.PathLike[str] | None = None,
+    carried: Carried | None = None,
 ) -> None:
     """`train` where an epoch, counted from 0, is one or several phases; they share the optimizer and its state.
 
-    `hold(optimizer)` is entered before the first step: it may keep weights where they are (`holding.freeze`, `holding.only`).
+    `hold(optimizer)` is entered before the first step: it may keep weights where they are (`holding.freeze`, `holding.only`). `carried` is
+    what `after_epoch`, and losses of your own, hold between epochs: a training with them goes on within `training.kept` if it is given.
     """
     total = sum(len(phase.batches) for epoch in range(tuning.schedule.epochs) for phase in phases(epoch))
-    with closing(steps(model, phases, tuning, objective, hold, after_epoch, keep)) as training:
+    with closing(steps(model, phases, tuning, objective, hold, after_epoch, keep, carried=carried)) as training:
         for _ in track(training, "training", total, enabled=progress):
             pass
 
@@ -141,6 +143,7 @@ def steps(
     after_epoch: Callable[[int], bool | None] | None,
     keep: str | os.PathLike[str] | None,
     note_loss: Callable[[int, float], None] | None = None,
+    carried: Carried | None = None,
 ) -> Generator[None, None, None]:
     """A training as a generator: it yields after every step, and after an epoch's last step once all work of the epoch is done."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -164,12 +167,15 @@ def steps(
         device, done = device_of(model), 0
         settings: dict[str, str] = {}
         shares = sharing.is_shared()
-        if keep is not None or shares:
-            settings = _settings(tuning, optimizer, plan)
-        if keep is not None:
-            done = checkpoints.load(keep, model, optimizer, settings, device, len(plan)) if os.path.exists(keep) else 0
+        explosion = Explosion(tuning, objective)
+        keeper = Keeper.of(keep, lambda: can_go_on(plan, hold, (after_epoch, note_loss), carried))
+        if keeper is not None or shares:
+            settings = settings_of(tuning, optimizer, plan, *(() if keeper is None else (keeper.digest,)))
+        if keeper is not None:
+            held = Carried.together(explosion=explosion.carried(device), callbacks=carried or Carried())
+            done = keeper.resumed(model, optimizer, settings, device, len(plan), held)
         share = stack.enter_context(sharing.Share.of(model, tuning, plan, settings, done)) if shares else None
-        update, finite = _Update(model, tuning, objective, optimizer, share), finite_tensors(model)
+        update, finite = _Update(model, tuning, objective, optimizer, explosion, share), finite_tensors(model)
         stack.callback(update.release)
         for epoch, parts in enumerate(plan[done:], start=done):
             loss = yield from _epoch(model, parts, epoch, tuning, objective, update, check=epoch == done)
@@ -178,8 +184,8 @@ def steps(
                 note_loss(epoch + 1, loss)
             ended = after_epoch is not None and after_epoch(epoch + 1)
             # Not before: what comes after an epoch may draw random numbers, and has to be repeated where it was not finished.
-            if keep is not None and (share is None or share.first):
-                checkpoints.save(keep, model, optimizer, len(plan) if ended else epoch + 1, settings, device)
+            if keeper is not None and (share is None or share.first):
+                keeper.save(model, optimizer, len(plan) if ended else epoch + 1, len(plan), device)
             yield
             if ended:
                 break
@@ -221,38 +227,20 @@ def _epoch(
     return float(noted.sum()) / made
 
 
-def _settings(tuning: Tuning, optimizer: Optimizer, plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
-    """The settings that identify a training. The schedule by its rates, the optimizer by its groups: their names may not say enough."""
-    steps = [sum(len(phase.batches) for phase in parts) for parts in plan]
-    rates = [[rate_at(tuning, epoch + step / count) for step in range(count)] for epoch, count in enumerate(steps)]
-    runs = ", ".join(f"{len(list(equal))}x{rate:g}" for rate, equal in itertools.groupby(of_epoch[0] for of_epoch in rates))
-    digest = hashlib.sha256(repr(rates).encode()).hexdigest()[:8]
-    how = ("params", "lr", "foreach", "fused", "capturable", "differentiable")  # set by the loop, or for speed alone
-    groups = [{name: value for name, value in group.items() if name not in how} for group in optimizer.param_groups]
-    return {
-        "steps": str(sum(steps)),
-        "rates": f"{runs} by epoch ({digest})",
-        "optimizer": f"{type(optimizer).__name__} {groups}",
-        **{name: str(getattr(tuning, name)) for name in ("batch_size", "freeze", "seed", "eval_mode", "precision")},
-        **_data(plan),
-    }
-
-
-def _data(plan: Sequence[Sequence[Phase]]) -> dict[str, str]:
-    """The digests of the data, where all have one."""
-    sources = {id(phase.batches.source): phase.batches.source for parts in plan for phase in parts}
-    digests = [data_digest(source) for source in sources.values()]
-    return {} if None in digests else {checkpoints.DATA: " ".join(map(str, digests))}
-
-
 class _Update:
     """One step: forward, backward, and the optimizer; on CUDA, where the data allow it, as a CUDA graph."""
 
     def __init__(
-        self, model: nn.Module, tuning: Tuning, objective: Objective, optimizer: Optimizer, share: sharing.Share | None = None
+        self,
+        model: nn.Module,
+        tuning: Tuning,
+        objective: Objective,
+        optimizer: Optimizer,
+        explosion: Explosion,
+        share: sharing.Share | None = None,
     ) -> None:
         self.model, self.tuning, self.objective, self.optimizer, self.share = model, tuning, objective, optimizer, share
-        self.single_samples, self.explosion = SingleSampleFilter(model, objective), Explosion(tuning, objective)
+        self.single_samples, self.explosion = SingleSampleFilter(model, objective), explosion
         self._graphed: dict[int, GraphedStep[Tensor] | None] = {}
         self._rate: float | None = None
 

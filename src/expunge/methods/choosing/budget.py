@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
+
+from expunge.training.keeping import clock
 
 MARGIN = 1.2  # an epoch may take longer than the few steps that were timed
 
@@ -16,7 +17,7 @@ class Budget:
 
     def __init__(self, epochs: float | None, seconds: float | None) -> None:
         self.epochs, self.seconds = epochs, seconds
-        self.began = time.perf_counter()
+        self.began = clock()
         self.epoch_seconds = self.pass_seconds = 0.0
 
     def spend(self, epochs: float) -> None:
@@ -33,7 +34,7 @@ class Budget:
         by_epochs = math.inf if self.epochs is None else self.epochs - passes
         if self.seconds is None:
             return by_epochs
-        seconds = self.seconds - (time.perf_counter() - self.began) - passes * self.pass_seconds - measuring
+        seconds = self.seconds - (clock() - self.began) - passes * self.pass_seconds - measuring
         return min(by_epochs, seconds / self.epoch_seconds if self.epoch_seconds else math.copysign(math.inf, seconds))
 
     def needed(self, room: float) -> float:

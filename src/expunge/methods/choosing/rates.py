@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +18,8 @@ from expunge.methods.choosing.situation import Situation
 from expunge.methods.context import Run
 from expunge.methods.resetting import ResetAndDistil
 from expunge.runtime.progress import track
+from expunge.training.carrying import Carried
+from expunge.training.keeping import clock
 from expunge.training.schedules import OneCycle
 from expunge.training.tuning import Tuning
 
@@ -100,18 +101,18 @@ def _losses(
 
     Ends early where a quarter of the seconds is spent; steps are timed.
     """
-    start, quiet = Weights(model), replace(run, after_epoch=lambda epoch: None, epochs=[], progress=False)
+    start, quiet = Weights(model), replace(run, after_epoch=lambda epoch: None, epochs=[], progress=False, history=Carried(of_losses=False))
     part = first_batches(situation.remain, "remain", situation.batch_size, steps)
     losses: dict[Pace, float] = {}
     reset: float | tuple[str, ...] = SHARE
     step = math.inf
     for pace in track(among, "trying learning rates", enabled=run.progress):
-        if losses and budget.seconds is not None and time.perf_counter() - budget.began > SEARCHED * budget.seconds:
+        if losses and budget.seconds is not None and clock() - budget.began > SEARCHED * budget.seconds:
             break
-        started = time.perf_counter()
+        started = clock()
         try:
             reset = _short_run(model, forget, part, quiet, reset, pace.tuning(1, situation.batch_size, seed), start)
-            step = min(step, (time.perf_counter() - started) / len(part))
+            step = min(step, (clock() - started) / len(part))
             losses[pace] = situation.judge.measure(model).loss
         except DivergedError:
             losses[pace] = math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from expunge.methods.choosing.situation import Situation
 from expunge.methods.context import Method, Run
 from expunge.runtime.display import counted
 from expunge.runtime.progress import announce
+from expunge.training.keeping import clock
 
 MANY_WRONG = 0.2  # of all data: from here on wrong labels have spoilt what the network teaches
 DIVERGED = "diverged"
@@ -53,9 +53,9 @@ class Trials:
         self.notes: list[str] = []
         self.pass_seconds: dict[str, float] = {}  # by the kind of Fisher information
         self.impossible = False  # for modules that cannot be given fresh weights
-        started = time.perf_counter()
+        started = clock()
         self.start, self.before = Weights(model), situation.judge.measure(model)
-        self.measuring = time.perf_counter() - started
+        self.measuring = clock() - started
         check_teacher(self.before, situation.judge.guard_samples, self.outputs)
 
     @property
@@ -126,13 +126,13 @@ class Trials:
 
     def _pass_seconds(self, rung: Rung) -> float:
         """Of a Fisher pass over the remain data, from one batch. Some kinds take as many backward passes as there are classes."""
-        started = time.perf_counter()
+        started = clock()
         batch = next(iter(self.run.batches(self.situation.remain, "remain")))
         fisher.diagonal(self.model, [batch], kind=rung.fisher, objective=self.run.objective)
-        return MARGIN * (time.perf_counter() - started) * max(1.0, self.situation.remain_samples / self.run.batch_size)
+        return MARGIN * (clock() - started) * max(1.0, self.situation.remain_samples / self.run.batch_size)
 
     def _attempt(self, rung: Rung, pace: Pace, epochs: int) -> Result | None:
-        started, judge = time.perf_counter(), self.situation.judge
+        started, judge = clock(), self.situation.judge
         method = rung.build(pace.tuning(epochs, self.situation.batch_size, self.seed) if epochs else None)
         label = f"{rung.label}, {counted(epochs, 'epoch')}, rate {pace}" if epochs else rung.label
         announce(f"trying {label}", self.run.progress)
@@ -166,7 +166,7 @@ class Trials:
 
     def _note(self, label: str, epochs: int, started: float, numbers: Numbers | None, result: str) -> None:
         accuracy, forget, attack = (None,) * 3 if numbers is None else (numbers.accuracy, numbers.forget, numbers.attack)
-        self.tried.append(Tried(label, epochs, time.perf_counter() - started, accuracy, forget, attack, result))
+        self.tried.append(Tried(label, epochs, clock() - started, accuracy, forget, attack, result))
 
     def _collapsed(self, result: Result | None) -> bool:
         """Whether the rate was too large: training diverged, or half the accuracy is gone."""
