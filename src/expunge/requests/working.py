@@ -18,7 +18,7 @@ from expunge.errors import ExpungeError
 from expunge.requests.canonical import canonical, digest
 from expunge.requests.prepared import Prepared
 from expunge.requests.receipt import this_code
-from expunge.requests.settings import described
+from expunge.requests.settings import CHOOSE, described
 from expunge.requests.weights import digest_of, shared_names, weights_of
 from expunge.runtime.modes import seeded
 from expunge.storage.codec import encode
@@ -75,8 +75,8 @@ def key_of(prepared: Prepared) -> str:
         "rows": " ".join(map(str, prepared.rows)),
         "settings": encode(settings),
         "method": {name: ADDRESS.sub("", str(value)) for name, value in method.items()},
-        "file": _own_method(settings.method),
-        "task": prepared.task.digest,
+        "file": _own_method(settings.method or CHOOSE),
+        "task": [prepared.task.digest, *sorted(prepared.task.sources.items())],
         "samples": _samples(prepared),
         "code": encode(this_code(device, threads)),
     }
