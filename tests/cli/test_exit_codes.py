@@ -201,7 +201,7 @@ def test_a_process_that_is_killed_is_told(tmp_path, monkeypatch):
     start = subprocess.Popen
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     killed = SimpleNamespace(Popen=lambda command, **others: start([sys.executable, "-c", program]), PIPE=subprocess.PIPE)
-    monkeypatch.setattr("expunge.experiments.worker.subprocess", killed)
+    monkeypatch.setattr("expunge.experiments.processes.subprocess", killed)
     lines = []
     work = read_work(write_work(tmp_path / "cells.json", tasks("table1", ("finetune",)), place(tmp_path), jobs=2))
     assert run_work(work, lines.append) == 2

@@ -365,4 +365,4 @@ def test_a_result_that_could_not_be_read_again_is_not_stored(tmp_path, monkeypat
     monkeypatch.setattr(runner, "perform", perform)
     here, lines = place(tmp_path), []
     assert run(tasks("table1")[:1], here, say=lines.append) == 1
-    assert lines[-1].startswith("BROKEN") and "divergence is inf" in lines[-1] and not found_in(here)
+    assert lines[-1].startswith("BROKEN") and "divergence is Infinity" in lines[-1] and not found_in(here)

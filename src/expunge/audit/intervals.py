@@ -141,12 +141,12 @@ def auc_variance(theta: float, members: Any, others: Any) -> Any:
     return theta * (1 - theta) * (1 + ((members + others) / 2 - 1) * spread) / (members * others)
 
 
-def area_interval(area: float, variance: Callable[[float], float], confidence: float) -> Interval:
+def area_interval(area: float, variance_at: Callable[[float], float], confidence: float) -> Interval:
     """All θ within z·√V(θ) of the area."""
     quantile = NormalDist().inv_cdf((1 + confidence) / 2)
 
     def near(theta: float) -> bool:
-        return abs(area - theta) <= quantile * math.sqrt(variance(theta))
+        return abs(area - theta) <= quantile * math.sqrt(variance_at(theta))
 
     low = 0.0 if area == 0 else _crossing(lambda theta: theta >= area or near(theta))
     high = 1.0 if area == 1 else _crossing(lambda theta: theta > area and not near(theta))
