@@ -1,16 +1,15 @@
 """What the check of every batch costs: Fisher passes with and without it, and how doubts about rounding were settled.
 
 Run `python benchmarks/confirming_cost.py resnet20 vgg16` on an idle machine; torch and numpy are enough. On CUDA with TF32, as users train.
-In turn, without and with the check, after one round that does not count; medians. On CUDA the check is off unless
-`expunge.fisher.engine.CONFIRMED_ON` names it: where the ratio is at most 1.03 and no whole batch was computed in float64, it can be on.
+In turn, without and with the check, after one round that does not count; medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
@@ -20,25 +19,33 @@ from networks import CASES  # noqa: E402
 from torch import nn  # noqa: E402
 
 from expunge.fisher import diagonal, engine  # noqa: E402
+from expunge.fisher.comparing import Comparison  # noqa: E402
 from expunge.fisher.confirming import Confirmation  # noqa: E402
 
 SIZES = {"cpu": 64, "cuda": 1024}
 
 
-class Counted(Confirmation):
-    """Counts, over all calls, how doubts were settled and how many samples were compared."""
+class Counts:
+    """How many samples were compared in the last call, in how many passes, and how its doubts were settled."""
 
-    settled: Counter[str] = Counter()
+    confirmation: Confirmation
     compared = comparisons = 0
 
-    def __init__(self, *given: object) -> None:
-        super().__init__(*given)  # type: ignore[arg-type]
-        self.doubts.settled = Counted.settled
+    def __init__(self) -> None:
+        made, begun = engine._confirmation, Comparison.begun
 
-    def _compare(self, group: list, *rest: object, **settings: bool) -> None:  # type: ignore[type-arg]
-        Counted.comparisons += 1
-        Counted.compared += sum(map(len, group))
-        super()._compare(group, *rest, **settings)  # type: ignore[arg-type]
+        def confirmation(*given: Any) -> Confirmation:
+            self.compared = self.comparisons = 0
+            self.confirmation = made(*given)
+            return self.confirmation
+
+        def counted(comparison: Comparison, *given: Any, **settings: Any) -> Any:
+            self.comparisons += 1
+            self.compared += len(comparison.logits)
+            return begun(comparison, *given, **settings)
+
+        engine._confirmation = confirmation
+        Comparison.begun = counted  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -49,28 +56,27 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    engine.Confirmation = Counted  # type: ignore[misc]
+    counts = Counts()
     for name in options.networks:
         model, size = network(CASES[name], options.device), options.batch_size or SIZES[options.device]
         with tensor_cores(True):
-            print(f"{name}: {told(model, data(CASES[name], options.device, size, options.batches), options.rounds)}", flush=True)
+            batches = data(CASES[name], options.device, size, min(options.batches, 16)) * (options.batches // min(options.batches, 16))
+            print(f"{name}: {told(model, batches, options.rounds, counts)}", flush=True)
 
 
-def told(model: nn.Module, batches: Batches, rounds: int) -> str:
+def told(model: nn.Module, batches: Batches, rounds: int, counts: Counts) -> str:
     device, times = batches[0][0].device.type, dict[bool, list[float]]({False: [], True: []})
     for number in range(rounds + 1):
         for confirmed in (False, True):
             engine.CONFIRMED_ON = (device,) if confirmed else ()
-            Counted.settled.clear()
-            Counted.compared = Counted.comparisons = 0
             taken = seconds(lambda given: diagonal(model, given), batches)
             times[confirmed] += [taken] if number else []
     without, checked = (median(times[confirmed]) for confirmed in (False, True))
     ratio = median([one / other for one, other in zip(times[True], times[False], strict=True)])
-    doubts = ", ".join(f"{count} {way}" for way, count in Counted.settled.items()) or "none"
+    doubts = ", ".join(f"{count} {way}" for way, count in counts.confirmation.doubts.settled.items()) or "none"
     return (
         f"{len(batches)} batches of {len(batches[0][0])}: {without:.3f} s without, {checked:.3f} s with, {ratio:.3f} times; "
-        f"{Counted.compared} samples in {Counted.comparisons} comparisons; doubts settled: {doubts}"
+        f"{counts.compared} samples in {counts.comparisons} comparisons; doubts settled: {doubts}"
     )
 
 

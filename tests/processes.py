@@ -69,5 +69,7 @@ def printed(processes: list[subprocess.Popen[str]], seconds: float = 120, may_fa
             if process.poll() is None:
                 process.kill()
                 process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()  # a later test would be told of it
     assert may_fail or not any(process.returncode for process in processes), "\n".join(outputs)
     return outputs

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from expunge.fisher import diagonal
-from expunge.fisher.closed_forms import convolution, rules, shared, tables
+from expunge.fisher.closed_forms import convolution, rules, shared
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.planning.survey import Plan
 from tests.fisher.cases import MODELS, build
@@ -45,7 +45,7 @@ CASES = {
     "table": (
         lambda: nn.Sequential(nn.Embedding(7, 5), nn.Flatten(), nn.Tanh(), nn.Linear(15, K)),
         lambda: (torch.randint(0, 7, (9, 3)), labels(9)),
-        (tables.Pairs, "of", lambda indices, gradients, count: (indices, gradients * 1.01, count)),
+        (shared.Pairs, "of", lambda indices, gradients, count: (indices, gradients * 1.01, count)),
     ),
     "several uses": (
         Tied,

@@ -102,6 +102,31 @@ def test_unpadding_in_all_its_spellings(how, lengths):
     check(Unpadded(how), batches)
 
 
+class Doubled(nn.Module):
+    """Both readings of a sample go through the layers together, the batch twice; a gate is shut for zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.scores, self.filter = nn.Parameter(torch.randn(3, 4, 4)), nn.Linear(4, 3), nn.Conv1d(1, 2, 3, padding=1)
+        self.head = nn.Linear(4, K, bias=False)
+
+    def forward(self, x):
+        both = torch.cat([x, x.flip(-1)])
+        inner = torch.einsum("nd,kde,nk->ne", both, self.table, self.scores(both).softmax(-1))
+        both = both + F.relu(both.sum(1, keepdim=True)) * self.filter(inner[:, None]).mean(1)
+        return self.head(both[: len(x)] + both[len(x) :])
+
+
+@pytest.mark.parametrize("sizes", [[3, 3, 3, 2], [2, 9], [4, 4, 3], [11]])
+def test_one_sample_with_a_gradient_at_the_end(sizes):
+    """When it comes, only some of the uses of parameters have their turn; those that it alone can show are compared all the same."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.zeros(11, 4).double()
+        x[-1] = torch.rand(4) + 0.1
+        check(Doubled(), list(zip(x.split(sizes), labels(11).split(sizes), strict=True)))
+
+
 def test_false_alarms_of_rounding_do_no_harm():
     """A ReLU that flips by rounding changes a gradient by percents: the check asks again in float64, and the closed forms stay."""
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from expunge.data.objective import Objective
 from expunge.errors import InputError, ModelError
@@ -62,6 +63,50 @@ def test_a_coupling_that_one_sample_alone_shows(place):
         diagonal(ByTheLargest(5, K).double(), [(x, labels(5))])
 
 
+class AtTheEnd(nn.Linear):
+    """Only the last sample of a batch sees another one: one in 64 is hardly drawn."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        return torch.cat([out[:-1], out[-1:] + 0.5 * out[:1]]) if len(x) > 2 else out
+
+
+def test_a_coupling_at_the_end_of_a_large_batch():
+    torch.manual_seed(0)
+    with pytest.raises(ModelError, match="changes with the rest of its batch"):
+        diagonal(AtTheEnd(5, K).double(), [(torch.randn(64, 5).double(), labels(64)) for _ in range(2)])
+
+
+class Remembering(nn.Linear):
+    """What was before is kept in a plain attribute: `how` says what of it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(5, K)
+        self.how, self.calls, self.kept = how, 0, {}
+
+    def forward(self, x):
+        self.calls += 1
+        if self.how == "calls":
+            return super().forward(x) * (1.5 if self.calls % 5 == 0 else 1)
+        before = self.kept.setdefault(x.shape if self.how == "shape" else "last", x.detach().mean())
+        self.kept["last"] = x.detach().mean()
+        return super().forward(x + before)
+
+
+@pytest.mark.parametrize("how", ["calls", "shape", "last"])
+def test_what_was_before_in_a_plain_attribute(how):
+    torch.manual_seed(0)
+    with pytest.raises(ModelError, match="changes with the rest of its batch, or from call to call"):
+        diagonal(Remembering(how).double(), [vectors(), vectors()])
+
+
+@pytest.mark.parametrize("kind", ["empirical", "expected"])
+def test_a_counter_of_calls_in_large_batches(kind):
+    torch.manual_seed(0)
+    with pytest.raises(ModelError, match="changes with the rest of its batch, or from call to call"):
+        diagonal(Remembering("calls").double(), [vectors(samples=64) for _ in range(3)], kind=kind)
+
+
 class Drawing(nn.Linear):
     """Draws random numbers without a use for them, as skipped layers do that are skipped in train mode alone."""
 
@@ -82,6 +127,24 @@ def test_buffers_that_move(speed, dtype):
     assert float(model.level) == 1
 
 
+class Stepping(nn.Linear):
+    """Signs with straight-through gradients: outputs stay, gradients move with the buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(5, K)
+        self.register_buffer("level", torch.ones(()))
+
+    def forward(self, x):
+        self.level += 1
+        out = super().forward(x) * self.level
+        return out + (out.sign() - out).detach()
+
+
+def test_buffers_that_move_gradients_alone():
+    with pytest.raises(ModelError, match="from call to call"):
+        diagonal(Stepping().double(), [vectors(), vectors()])
+
+
 @pytest.mark.parametrize("losses", [class_weighted, contrastive, standardised, noisy])
 @pytest.mark.parametrize("sizes", [[8], [2, 6], [4, 4]])
 def test_losses_that_depend_on_the_batch(losses, sizes):
@@ -89,6 +152,27 @@ def test_losses_that_depend_on_the_batch(losses, sizes):
     x, y = torch.randn(8, 5).double(), torch.tensor([0, 0, 1, 2, 0, 3, 3, 1])
     with pytest.raises(InputError, match="objective.losses: must give each sample its own loss"):
         diagonal(nn.Linear(5, K).double(), list(zip(x.split(sizes), y.split(sizes), strict=True)), objective=Objective(losses=losses))
+
+
+def of_the_largest(logits, targets):
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    return torch.where(losses > 4, losses / losses.detach().max(), losses)
+
+
+def harder_half(logits, targets):
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    return losses * (losses >= losses.detach().median())
+
+
+@pytest.mark.parametrize("losses", [of_the_largest, harder_half])
+def test_losses_that_depend_on_the_batch_for_few_samples(losses):
+    torch.manual_seed(0)
+    batches = [(2 * torch.randn(64, 5).double(), labels(64)) for _ in range(2)]
+    model = nn.Linear(5, K).double()
+    if losses is of_the_largest:
+        assert 2 <= sum(int((F.cross_entropy(model(x), y, reduction="none") > 4).sum()) for x, y in batches) <= 16
+    with pytest.raises(InputError, match="objective.losses: must give each sample its own loss"):
+        diagonal(model, batches, objective=Objective(losses=losses))
 
 
 def test_losses_divided_by_the_tokens_of_the_batch():

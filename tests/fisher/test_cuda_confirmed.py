@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from expunge.data.objective import Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import diagonal, engine
-from expunge.fisher.confirming import Confirmation
 from expunge.fisher.doubting import Doubts
+from expunge.fisher.queueing import QueuedConfirmation
 from tests import reference
 from tests.fisher import patterns as on_cpu
 from tests.fisher.cases import MODELS, build
@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs CUDA"),
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+    pytest.mark.filterwarnings("ignore:nested_from_padded CUDA kernels only support"),
 ]
 
 
@@ -194,8 +195,8 @@ def test_false_alarms_of_rounding_do_no_harm(allow, monkeypatch):
 
 
 def test_samples_of_every_batch_are_compared(monkeypatch):
-    drawn, add = [], Confirmation.add
-    monkeypatch.setattr(Confirmation, "add", lambda self, kept, *rest: drawn.append(kept.rows.tolist()) or add(self, kept, *rest))
+    drawn, add = [], QueuedConfirmation.add
+    monkeypatch.setattr(QueuedConfirmation, "add", lambda self, kept, *rest: drawn.append(kept.rows.tolist()) or add(self, kept, *rest))
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, K))
     squares(model, split(torch.randn(240, 5), on_cpu.labels(240), [40] * 6))
     assert len(drawn) == 6 and len({tuple(rows) for rows in drawn}) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -181,6 +182,61 @@ def test_shards_of_two_and_four_processes_are_those_of_the_whole(tmp_path):
                 sums, about = found["loaded"]
                 assert about == found["about"][0] and reference.worst_error(sums, whole[0].sums) <= 1e-12
                 assert "must hold 'sharded-fisher-sums'" in found["strange"]
+
+
+ENDING = """
+import os, sys, time
+import torch, torch.distributed as distributed
+from torch.distributed.fsdp import fully_shard
+from expunge import fisher
+from expunge.errors import ExpungeError
+from tests.fisher.test_sharded import case
+
+distributed.init_process_group("gloo")
+rank, calls = distributed.get_rank(), 0
+mesh = distributed.device_mesh.init_device_mesh("cpu", (distributed.get_world_size(),))
+model, _, remain = case()
+for part in (model[0], model[4], model):
+    fully_shard(part, mesh=mesh)
+
+
+class Ending(torch.autograd.Function):
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        global calls
+        calls += 1
+        if rank == 1 and calls == 3:  # the others are on their way to reduce gradients with this process
+            os.kill(os.getpid(), int(sys.argv[1]))
+        return gradient
+
+
+model[4].register_forward_hook(lambda module, inputs, output: Ending.apply(output))
+started = time.monotonic()
+try:
+    fisher.sharded_diagonal(model, remain, batch_size=8, patience=5)
+except ExpungeError as error:
+    print(f"{type(error).__name__}: {error} [{time.monotonic() - started < 20}]", flush=True)
+os._exit(0)  # a group of which a process is missing cannot be left
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how, told", [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "does not answer")])
+def test_a_process_that_ends_or_stops_in_the_collectives_is_told_to_the_others_and_soon(tmp_path, how, told):
+    started = processes.start(ENDING, tmp_path, 3, str(int(how)))
+    try:
+        outputs = [started[rank].communicate(timeout=90)[0] for rank in (0, 2)]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    for output in outputs:
+        lines = [line for line in output.splitlines() if line.startswith("MissingProcessError: ")]
+        assert len(lines) == 1 and f"another process {told}; this one cannot go on" in lines[0] and lines[0].endswith("[True]"), output
 
 
 def test_a_model_that_is_not_sharded_is_refused():

@@ -23,8 +23,10 @@ from expunge.storage.folding import FoldedChunks, Sums
 
 PLACE = "folder `keep`, or be on one machine without"
 MOMENT = 0.05  # seconds between two looks for work
+SLOWER = 3.0  # times as long as its own slowest chunk a process waits at least for those of others
 
 
+@contextmanager
 def fold(
     prepare: Callable[[], tuple[Chunks, Mapping[str, str]]],
     work: Callable[[Chunks, int], Sums],
@@ -34,13 +36,16 @@ def fold(
     patience: float = processes.PATIENCE,
     title: str = "chunks",
     progress: bool = False,
-) -> dict[str, Sums]:
-    """The sums of all chunks by group, each chunk computed by one process, all added in the order of the chunks.
+) -> Iterator[Mapping[str, Sums]]:
+    """The sums of all chunks by group, each chunk computed by one process, all added in the order of the chunks; read within the context.
 
     `prepare()` returns the chunks and what else fixes the sums; all processes must have the same. `work(chunks, number)` must depend on
     nothing but the chunk. It runs with `cpu_threads` threads, since torch's sums on a CPU change their last bits with their number.
     `keep` is a folder that all processes see; with None it is a temporary one (one machine), or none where a process is alone.
     """
+    if keep is None and processes.world_size() == 1:
+        yield fold_alone(prepare, work, cpu_threads=cpu_threads, title=title, progress=progress)
+        return
     prepared: list[Chunks] = []
 
     def describe() -> dict[str, str]:
@@ -49,31 +54,40 @@ def fold(
         chunks, settings = prepare()
         prepared.append(chunks)
         machine = {"torch": torch.__version__, "threads": str(int(cpu_threads))}
-        return {**settings, "data or batch size": chunks.digest, "chunks": str(len(chunks)), **machine, PLACE: _place(keep)}
+        return {**settings, "data or batch size": chunks.digest(), "chunks": str(len(chunks)), **machine, PLACE: _place(keep)}
 
     described = processes.agree(describe, patience)
     del described[PLACE]
     chunks = prepared[0]
-    with threads(int(cpu_threads)), _shared(keep, patience) as folder:
-        if folder is None:
-            return _alone(chunks, work, title, progress)
+    with _shared(keep, patience) as folder:
         folded = FoldedChunks(folder, described, chunks.groups)
         if folded.is_done():
             _confirm(folded, chunks)
-        for _ in track(_finished(folded, chunks, work, patience), title, len(chunks), enabled=progress):
-            pass
-        return folded.totals()
+        with threads(int(cpu_threads)):
+            for _ in track(_finished(folded, chunks, work, patience), title, len(chunks), enabled=progress):
+                pass
+        yield folded.totals()
 
 
 def _place(keep: str | os.PathLike[str] | None) -> str:
     return socket.gethostname() if keep is None else os.path.abspath(keep)
 
 
-def _alone(chunks: Chunks, work: Callable[[Chunks, int], Sums], title: str, progress: bool) -> dict[str, Sums]:
+def fold_alone(
+    prepare: Callable[[], tuple[Chunks, Mapping[str, str]]],
+    work: Callable[[Chunks, int], Sums],
+    *,
+    cpu_threads: int = 1,
+    title: str = "chunks",
+    progress: bool = False,
+) -> dict[str, Sums]:
+    """The same sums, to the bit, by this process alone, whatever others there are; nothing is written."""
+    chunks, _ = prepare()
     totals: dict[str, Sums] = {}
-    for number in track(range(len(chunks)), title, len(chunks), enabled=progress):
-        group, sums = chunks.groups[number], work(chunks, number)
-        totals[group] = totals[group].plus(sums) if group in totals else sums
+    with threads(int(cpu_threads)):
+        for number in track(range(len(chunks)), title, len(chunks), enabled=progress):
+            group, sums = chunks.groups[number], work(chunks, number)
+            totals[group] = totals[group].plus(sums) if group in totals else sums
     return totals
 
 
@@ -89,33 +103,36 @@ def _confirm(folded: FoldedChunks, chunks: Chunks) -> None:
 def _finished(folded: FoldedChunks, chunks: Chunks, work: Callable[[Chunks, int], Sums], patience: float) -> Iterator[int]:
     """Claim and compute chunks until all are added, those of processes that end early too; yields the chunks of this process."""
     folded.fold()
-    added, last = -1, time.monotonic()
+    added, last, longest = -1, time.monotonic(), 0.0
     while not folded.is_done():
+        began = time.monotonic()
         with folded.claim(processes.here()) as number:
             if number is not None:
                 folded.put(number, work(chunks, number), chunks.stream.digests if chunks.stream else ())
         folded.fold()
         if number is not None:
             last = time.monotonic()
+            longest = max(longest, last - began)
             yield number
             continue
         if folded.added() != added:
             added, last = folded.added(), time.monotonic()
-        elif time.monotonic() - last > patience:
+        elif time.monotonic() - last > max(patience, SLOWER * longest):
             held = "; ".join(f"chunk {chunk} by {holder}" for chunk, holder in folded.holders().items()) or "none is held"
-            raise MissingProcessError(f"no chunk was finished within {patience:g} seconds: {held}")
+            rule = "where a chunk takes longer, give more patience"
+            raise MissingProcessError(f"no chunk was finished within {time.monotonic() - last:.0f} seconds: {held}; {rule}")
         time.sleep(MOMENT)
 
 
 @contextmanager
-def _shared(keep: str | os.PathLike[str] | None, patience: float) -> Iterator[Path | None]:
+def _shared(keep: str | os.PathLike[str] | None, patience: float) -> Iterator[Path]:
     """The folder of the pass; a temporary one is removed by the last process that leaves it."""
-    if keep is not None or processes.world_size() == 1:
-        yield None if keep is None else Path(keep)
+    if keep is not None:
+        yield Path(keep)
         return
-    folder = processes.told_by_first(tempfile.mkdtemp(prefix="expunge-") if processes.rank() == 0 else None, patience)
+    folder = Path(processes.told_by_first(tempfile.mkdtemp(prefix="expunge-") if processes.rank() == 0 else None, patience))
     try:
-        yield Path(folder)
+        yield folder
     finally:
         if processes.is_last(folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -31,13 +31,14 @@ ALL = "all"  # the name of the only group
 class Chunks:
     """The chunks in their order. `read(number)` gives the batches of one; `groups` names its group, those of a group in a row.
 
-    `digest` is of all that fixes the chunks: the data, their order, the sizes of the batches and the groups.
-    `stream` is the cursor of data that can only be read from their beginning.
+    `digest()` is of all that fixes the chunks: the data, their order, the sizes of the batches and the groups. It reads all tensors that
+    the data show, so a process that is alone and keeps nothing does without. `stream` is the cursor of data that can only be read from
+    their beginning.
     """
 
     read: Callable[[int], Batches]
     groups: Sequence[str]
-    digest: str
+    digest: Callable[[], str]
     stream: Cursor | None = None
 
     def __len__(self) -> int:
@@ -89,21 +90,30 @@ def _of_rows(
         def rows_of(number: int) -> Tensor:
             return torch.arange(number * size, min(samples, (number + 1) * size))
 
+        def grouped() -> str:
+            return ""
+
         names: list[str] = [ALL] * count
-        grouped = ""
     else:
         parts = [(name, rows) for name, members in _members(groups, samples) for rows in members.split(size)]
 
         def rows_of(number: int) -> Tensor:
             return parts[number][1]
 
-        names, digest = [name for name, _ in parts], hashlib.sha256()
-        for name, rows in parts:
-            digest.update(f"{name}|".encode())
-            add_bytes(digest, rows)
-        grouped = digest.hexdigest()
-    described = f"{samples} samples, batches of {batch_size}, {per_chunk} per chunk, {grouped}, {fingerprint(dataset, samples, argument)}"
-    return Chunks(lambda number: read(rows_of(number)), names, hashlib.sha256(described.encode()).hexdigest())
+        def grouped() -> str:
+            digest = hashlib.sha256()
+            for name, rows in parts:
+                digest.update(f"{name}|".encode())
+                add_bytes(digest, rows)
+            return digest.hexdigest()
+
+        names = [name for name, _ in parts]
+    sizes = f"{samples} samples, batches of {batch_size}, {per_chunk} per chunk"
+
+    def described() -> str:
+        return hashlib.sha256(f"{sizes}, {grouped()}, {fingerprint(dataset, samples, argument)}".encode()).hexdigest()
+
+    return Chunks(lambda number: read(rows_of(number)), names, described)
 
 
 def _of_loader(loader: DataLoader[Any], per_chunk: int, groups: Any, argument: str) -> Chunks:
@@ -126,24 +136,32 @@ def _of_loader(loader: DataLoader[Any], per_chunk: int, groups: Any, argument: s
 
 def _of_batches(batches: list[Batch], per_chunk: int, groups: Any, argument: str) -> Chunks:
     _refuse(groups, batches)
-    digest = hashlib.sha256(f"{per_chunk} per chunk|".encode())
-    for batch in batches:
-        add_batch(digest, batch)
+
+    def digest() -> str:
+        total = hashlib.sha256(f"{per_chunk} per chunk|".encode())
+        for batch in batches:
+            add_batch(total, batch)
+        return total.hexdigest()
 
     def read(number: int) -> Batches:
         part = batches[number * per_chunk : (number + 1) * per_chunk]
         return Batches(lambda seed: iter(part), len(part))
 
-    return Chunks(read, [ALL] * -(-len(batches) // per_chunk), digest.hexdigest())
+    return Chunks(read, [ALL] * -(-len(batches) // per_chunk), digest)
 
 
 def _of_shards(shards: Shards, batch_size: int, groups: Any, argument: str) -> Chunks:
+    """The digest is of the files' names, sizes and some of their bytes, and of the first samples of some sources."""
     _refuse(groups, shards)
-    digest = hashlib.sha256(f"{batch_size}|{shards.described()}|".encode())
-    for number in _spread(len(shards.sources)):
-        for batch in islice(shards.batches(number, 1, argument), 1):
-            add_batch(digest, batch)
-    return Chunks(lambda number: shards.batches(number, batch_size, argument), [ALL] * len(shards.sources), digest.hexdigest())
+
+    def digest() -> str:
+        total = hashlib.sha256(f"{batch_size}|{shards.described()}|".encode())
+        for number in _spread(len(shards.sources)):
+            for batch in islice(shards.batches(number, 1, argument), 1):
+                add_batch(total, batch)
+        return total.hexdigest()
+
+    return Chunks(lambda number: shards.batches(number, batch_size, argument), [ALL] * len(shards.sources), digest)
 
 
 def _of_stream(batches: Batches, per_chunk: int, groups: Any, argument: str) -> Chunks:
@@ -151,8 +169,8 @@ def _of_stream(batches: Batches, per_chunk: int, groups: Any, argument: str) -> 
     _refuse(groups, batches.source)
     cursor = Cursor(batches, per_chunk, argument)
     length = cursor.look()
-    digest = hashlib.sha256(f"{per_chunk} per chunk|{length} batches|{cursor.digests}".encode())
-    return Chunks(cursor.part, [ALL] * -(-length // per_chunk), digest.hexdigest(), cursor)
+    digest = hashlib.sha256(f"{per_chunk} per chunk|{length} batches|{cursor.digests}".encode()).hexdigest()
+    return Chunks(cursor.part, [ALL] * -(-length // per_chunk), lambda: digest, cursor)
 
 
 def _refuse(groups: Any, data: Any) -> None:

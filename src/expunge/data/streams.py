@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from expunge.data.objective import Batch
 from expunge.data.promises import Learned, raise_if_broken_off, unbroken
 from expunge.errors import InputError
 from expunge.validate import shown
+
+BLOCK, BLOCKS = 2**14, 8  # bytes that are compared of every file: all of one of 128 kB, and 0.1 ms each
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,8 @@ class Shards:
             raise InputError("read", "must be a function that gives the samples of a source", shown(self.read))
 
     def described(self) -> str:
-        """The sources by name, and by size where they are files."""
-        return "|".join(f"{source}:{os.path.getsize(source) if os.path.isfile(source) else ''}" for source in map(str, self.sources))
+        """The sources by name, and where they are files by size and some of their bytes."""
+        return "|".join(f"{source}:{_looked_at(source) if os.path.isfile(source) else ''}" for source in map(str, self.sources))
 
     def batches(self, number: int, batch_size: int, argument: str = "data") -> Batches:
         """The batches of a source; the last may be smaller. So many samples are in memory at once, and no more."""
@@ -53,3 +56,14 @@ class Shards:
                     raise InputError(argument, rule, str(self.sources[number])) from error
 
         return Batches(read, Learned())
+
+
+def _looked_at(path: str) -> str:
+    """The size of a file, and a digest of blocks spread over it from its first byte to its last."""
+    size = os.path.getsize(path)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for number in range(BLOCKS):
+            file.seek(max(0, size - BLOCK) * number // (BLOCKS - 1))
+            digest.update(file.read(BLOCK))
+    return f"{size}:{digest.hexdigest()}"

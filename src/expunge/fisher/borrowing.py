@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +21,14 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
     """Put the model in eval mode, with gradients for these parameters alone. Afterwards everything is as it was, also after an error."""
     states = [(value, value.requires_grad, value.grad) for value in model.parameters()]
     chosen = {id(value) for value in parameters.values()}
-    with torch.inference_mode(False), seeded(0, device_of(model)), in_mode(model, training=False), unchanged(model), safe_norms(model):
+    with (
+        torch.inference_mode(False),
+        _uncompiled(),
+        seeded(0, device_of(model)),
+        in_mode(model, training=False),
+        unchanged(model),
+        safe_norms(model),
+    ):
         try:
             for value, _, _ in states:
                 value.grad = None
@@ -29,6 +38,11 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
             for value, flag, gradient in states:
                 value.requires_grad_(flag)
                 value.grad = gradient
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Run compiled models as they are written: a compiler would trace the closed forms too. Without one there is nothing to import."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def wanted_parameters(model: nn.Module, names: Iterable[str] | None) -> dict[str, nn.Parameter]:

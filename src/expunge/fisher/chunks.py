@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from expunge.data.batches import Data, device_of
-from expunge.data.chunk_passes import fold
+from expunge.data.chunk_passes import fold, fold_alone
 from expunge.data.chunks import BATCHES, Chunks, cut
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import naming
@@ -68,45 +69,80 @@ def by_group(
 
     The total is `FisherSums.merge(sums.values())`. A group's sums do not depend on the other groups.
     """
-    check_positive("patience", patience)
     objective = Objective() if objective is None else objective
-    model = unwrapped(model)
-    names, digest, device, described = [], "", torch.device("cpu"), ""
+    summing = Pass(model, data, groups, kind, objective, parameters, draws, seed, batch_size, batches_per_chunk, threads)
+    with summing.folded(keep, patience, progress) as totals:
+        return {group: summing.sums(part).to(device_of(model)) for group, part in totals.items()}
 
-    def prepare() -> tuple[Chunks, Mapping[str, str]]:
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A pass over data chunk by chunk, as `by_group` makes it, and `expunge fisher build` and the requests that use its store."""
+
+    model: nn.Module
+    data: Data
+    groups: Sequence[Any] | Tensor | None = None
+    kind: str = "empirical"
+    objective: Objective = field(default_factory=Objective)
+    parameters: Iterable[str] | None = None
+    draws: int = 1
+    seed: int = 0
+    batch_size: int = 128
+    batches_per_chunk: int = BATCHES
+    threads: int = 1
+    _names: list[str] = field(default_factory=list, init=False)  # of the parameters, once they are checked
+    _known: dict[str, str] = field(default_factory=dict, init=False)  # likewise of the weights and the loss
+
+    @contextmanager
+    def folded(
+        self, keep: str | os.PathLike[str] | None = None, patience: float = PATIENCE, progress: bool | None = None
+    ) -> Iterator[Mapping[str, Sums]]:
+        """Make the pass, and give the sums of every group, on the CPU, within the context; `sums` makes FisherSums of them."""
+        check_positive("patience", patience)
+        title, shown = f"Fisher ({self.kind})", is_shown(progress)
+        with fold(self._prepare, self._work, keep, cpu_threads=self.threads, patience=patience, title=title, progress=shown) as totals:
+            yield totals
+
+    def alone(self, progress: bool | None = None) -> dict[str, FisherSums]:
+        """The sums of every group, on the CPU, by this process alone, though it be one of several."""
+        title, shown = f"Fisher ({self.kind})", is_shown(progress)
+        totals = fold_alone(self._prepare, self._work, cpu_threads=self.threads, title=title, progress=shown)
+        return {group: self.sums(part) for group, part in totals.items()}
+
+    def sums(self, part: Sums) -> FisherSums:
+        """After the pass: the sums of a group with what they are of, parameters in their order."""
+        ordered = {name: part.sums[name] for name in self._names}
+        return FisherSums(ordered, part.count, self.kind, self._known["weights"], self._known["objective"])
+
+    def _prepare(self) -> tuple[Chunks, Mapping[str, str]]:
         """Checks what it is given, so that an error on one process is told to all."""
-        nonlocal names, digest, device, described
-        check_choice("kind", kind, KINDS)
-        check_whole("draws", draws, minimum=1, maximum=MAX_DRAWS)
-        check_whole("seed", seed, minimum=0)
-        check_whole("threads", threads, minimum=1, maximum=1024)
-        check_objective(objective)
-        kinds.check_distribution(kind, objective)
-        names = list(wanted_parameters(model, parameters))
-        device, described, digest = device_of(model), objective_name(objective, kind), weights_digest(model)
-        chosen = hashlib.sha256("\n".join(names).encode()).hexdigest()
-        of_draws = {"draws": str(draws), "seed": str(seed)} if kind == "sampled" else {}
-        settings = {"weights": digest, "kind": kind, "objective": described, "parameters": chosen, **of_draws, "device": device.type}
-        return cut(data, batch_size, batches_per_chunk, groups), settings
+        check_choice("kind", self.kind, KINDS)
+        check_whole("draws", self.draws, minimum=1, maximum=MAX_DRAWS)
+        check_whole("seed", self.seed, minimum=0)
+        check_whole("threads", self.threads, minimum=1, maximum=1024)
+        check_objective(self.objective)
+        kinds.check_distribution(self.kind, self.objective)
+        model = unwrapped(self.model)
+        self._names[:] = wanted_parameters(model, self.parameters)
+        self._known.update(weights=weights_digest(model), objective=objective_name(self.objective, self.kind))
+        chosen = hashlib.sha256("\n".join(self._names).encode()).hexdigest()
+        of_draws = {"draws": str(self.draws), "seed": str(self.seed)} if self.kind == "sampled" else {}
+        settings = {"kind": self.kind, **self._known, "parameters": chosen, **of_draws, "device": device_of(model).type}
+        return cut(self.data, self.batch_size, self.batches_per_chunk, self.groups), settings
 
-    def work(chunks: Chunks, number: int) -> Sums:
+    def _work(self, chunks: Chunks, number: int) -> Sums:
         with naming("data"):
             sums = diagonal(
-                model,
+                self.model,
                 chunks.read(number),
-                kind=kind,
-                objective=objective,
-                parameters=names,
-                draws=draws,
-                seed=_seed(seed, chunks, number),
+                kind=self.kind,
+                objective=self.objective,
+                parameters=self._names,
+                draws=self.draws,
+                seed=_seed(self.seed, chunks, number),
                 progress=False,
             )
         return Sums(sums.to("cpu").sums, sums.count)
-
-    title = f"Fisher ({kind})"
-    totals = fold(prepare, work, keep, cpu_threads=threads, patience=patience, title=title, progress=is_shown(progress))
-    sums = {group: {name: part.sums[name].to(device) for name in names} for group, part in totals.items()}
-    return {group: FisherSums(sums[group], part.count, kind, digest, described) for group, part in totals.items()}
 
 
 def _seed(seed: int, chunks: Chunks, number: int) -> int:

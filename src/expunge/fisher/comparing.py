@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,8 @@ from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_fo
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.survey import Plan, tolerance
-from expunge.fisher.samples import Squares, batched, fresh, gradients, sizes_of
-from expunge.runtime.nested import combine_tensors, leaves
+from expunge.fisher.samples import Squares, as_pairs, batched, fresh, gradients, largest_of, sizes_of
+from expunge.runtime.nested import combine_tensors, leaves, tensors
 
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
 Tolerated = Callable[[Tensor], float]
@@ -56,7 +56,16 @@ class Kept:
             combine_tensors([self.samples, other.samples], lambda parts: _same(parts[0], parts[1]))
         except (ValueError, TypeError, AttributeError):
             return False
-        return self.logits.shape[1:] == other.logits.shape[1:] and same_form(self.parts, other.parts)
+        alike = not (self.parts and other.parts) or same_form(self.parts, other.parts)
+        return self.logits.shape[1:] == other.logits.shape[1:] and alike
+
+    def without_parts(self) -> Kept:
+        """The same for a comparison of logits and losses alone, without the memory of the rest."""
+        return replace(self, batch=self.samples, rows=torch.arange(len(self), device=self.rows.device), parts=[])
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.inputs.nbytes + part.slopes.nbytes for part in self.parts) + sum(tensor.nbytes for tensor in tensors(self.batch))
 
 
 def _same(first: Tensor, second: Tensor) -> Tensor:
@@ -108,15 +117,16 @@ class Comparison:
         self.logits, self.cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
         self.weighted = self.cotangents * weights.to(self.cotangents.dtype).view(-1, *(1,) * (self.cotangents.dim() - 1))
         self.alone = [(kept.cotangents, kept.alone) for kept in group]
-        self.parts = [kept.parts for kept in group]
+        self.parts = [kept.parts for kept in group if kept.parts]
         passed = set().union(*(kept.passed for kept in group)) - {name for part in group[0].parts for name in part[:2]}
         self.names = [name for name in (*plan.layouts, *plan.batched, *plan.idle) if name not in passed]
+        self._of_parts = sum(len(kept) for kept in group if kept.parts)  # they come first
         self._attributed: Squares | None = None
 
     @property
     def attributed(self) -> Squares:
         if self._attributed is None:
-            self._attributed = gradients_of(self.parts, self.weights)
+            self._attributed = gradients_of(self.parts, self.weights[: self._of_parts])
         return self._attributed
 
     def differences(
@@ -132,12 +142,23 @@ class Comparison:
 
         The device is waited for once. Raises InputError where the gradient of a sample's loss is another one beside other samples.
         """
+        return self.begun(model, parameters, objective, samples, names).read(tolerated)
+
+    def begun(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        objective: Objective,
+        samples: Batch | None = None,
+        names: Sequence[str] | None = None,
+        order: float = torch.inf,
+    ) -> Unread:
+        """The same, queued on the device and not waited for; with another `order` by the norms of gradients, not the largest."""
         names = self.names if names is None else names
         with torch.enable_grad():
             plain = objective.logits(model, fresh(self.samples if samples is None else samples))
         if plain.shape != self.logits.shape:
-            check_alone(self.alone, sizes_of(self.alone))
-            return Differences(set(names), together=True)
+            return Unread(largest_of(self.alone), self.alone, names, None, {})
         pairs: dict[str, Pair] = {}
         if names and plain.requires_grad:
             # The first layer's, too: torch's GroupNorm crashes in channels-last memory where the gradient of its input is not asked for.
@@ -145,18 +166,36 @@ class Comparison:
             asked = parameters if normed else {name: parameters[name] for name in (next(iter(parameters)), *names)}
             reference = gradients(plain, asked, self.weighted)
             pairs = _paired(self.attributed, {name: reference[name] for name in names})
-        sizes = sizes_of([*self.alone, (self.logits, plain), *pairs.values()])
+        sizes = torch.cat([largest_of([*self.alone, (self.logits, plain.detach())]), largest_of([*pairs.values()], order).to(plain.device)])
+        return Unread(sizes, self.alone, names, self.logits, {name: gradient for name, (_, gradient) in pairs.items()})
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A comparison on the device, not waited for yet."""
+
+    sizes: Tensor  # of the pairs `alone`, of the logits, and of the gradients; of the first alone where the logits have another shape
+    alone: Sequence[Pair]
+    names: Sequence[str]
+    logits: Tensor | None
+    gradients: Mapping[str, Tensor]
+
+    def read(self, tolerated: Tolerated, of_logits: Tolerated | None = None) -> Differences:
+        """`of_logits`: what is tolerated of these, where it is another."""
+        sizes = as_pairs(self.sizes)
         check_alone(self.alone, sizes)
+        if self.logits is None:
+            return Differences(set(self.names), together=True)
         (difference, size), *others = sizes[len(self.alone) :]
-        if not (difference < tolerated(self.logits) * size or difference == 0):
-            return Differences(set(names), together=True)
-        return _differing(pairs, others, tolerated)
+        if not (difference < (of_logits or tolerated)(self.logits) * size or difference == 0):
+            return Differences(set(self.names), together=True)
+        return _differing(self.gradients, others, tolerated)
 
 
 def judged(attributed: Squares, reference: Mapping[str, Tensor | None], tolerated: Tolerated) -> Differences:
     """Which gradients differ, and which there are."""
     pairs = _paired(attributed, reference)
-    return _differing(pairs, sizes_of(list(pairs.values())), tolerated)
+    return _differing({name: gradient for name, (_, gradient) in pairs.items()}, sizes_of(list(pairs.values())), tolerated)
 
 
 def _paired(attributed: Squares, reference: Mapping[str, Tensor | None]) -> dict[str, Pair]:
@@ -172,9 +211,9 @@ def _paired(attributed: Squares, reference: Mapping[str, Tensor | None]) -> dict
     return pairs
 
 
-def _differing(pairs: Mapping[str, Pair], sizes: Sequence[tuple[float, float]], tolerated: Tolerated) -> Differences:
+def _differing(gradients: Mapping[str, Tensor], sizes: Sequence[tuple[float, float]], tolerated: Tolerated) -> Differences:
     top, worst, wrong, shown = max((size for _, size in sizes), default=0.0), 0.0, set(), set()
-    for (name, (_, gradient)), (difference, size) in zip(pairs.items(), sizes, strict=True):
+    for (name, gradient), (difference, size) in zip(gradients.items(), sizes, strict=True):
         noise = NOISE.get(gradient.dtype, NOISE[torch.float32]) * top
         if not difference <= max(tolerated(gradient) * size, noise):
             wrong.add(name)

@@ -15,23 +15,27 @@ from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
+from expunge.fisher.company import check_losses, company, worst_of_a_row
 from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
+from expunge.fisher.kinds import Cotangents
+from expunge.fisher.planning.passes import Pass
 from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
 from expunge.fisher.samples import fresh, gradients, relative_errors
 from expunge.runtime.modes import Generators
 from expunge.runtime.transfers import sent
 
-SHARE = {"cpu": 64, "cuda": 256}  # of this many samples one is drawn; at least one of every batch
-FIRST = 16  # samples of a call that are all drawn, since the plan is young; an eighth of it where batches are larger
+SHARE = {"cpu": 64, "cuda": 1024}  # of this many samples one is drawn; at least one of every batch
+FIRST = 16  # samples of a call that are all drawn, since the plan is young; one where batches are larger, beside others' logits
 IRREGULAR = 8  # of every batch of a model that may choose rows by content
+KEPT_ENTRIES = 1 << 23  # of the operations' outputs, for samples that are drawn at once beyond the first
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
 
 
 def waiting_at_most(samples: int) -> int:
     """How many drawn samples of batches of this size share a plain pass."""
-    return max(1, min(HELD, samples // 8))
+    return max(1, min(HELD, samples // 4))
 
 
 class Revised(Exception):
@@ -50,14 +54,19 @@ class Confirmation:
     `confirmed`: the parameters that had a gradient in such a comparison; where there is none, nothing is shown.
     """
 
+    shows_at_the_end = False  # which parameters are not confirmed; here after every batch
+
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int) -> None:
         self.model, self.parameters, self.objective = model, parameters, objective
         self.doubts = Doubts(model, parameters, objective)
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
         self.irregular = False  # the model may choose rows out of sight
+        self.whole = False  # samples are compared in all parameters, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
-        self._drawn, self._steady, self._turn = 0, False, 0
+        self._drawn, self._batches, self._turn = 0, 0, 0
+        self._steady = self._accompanied = False
+        self._counters: list[object] | None = _counters(model)  # before the first batch
         self._buffers = [module._buffers for module in model.modules() if module._buffers]
         self._device = device_of(model)
         self._on_cuda = self._device.type == "cuda"
@@ -70,27 +79,71 @@ class Confirmation:
         """Start again, on the same data."""
         self.confirmed.clear()
         self._waiting.clear()
-        self._drawn = 0
+        self._drawn = self._batches = 0
 
     def steady(self, batch: Batch, before: _Moving) -> None:
-        """Raise ModelError where the output changes from call to call; looked into where random numbers were drawn or buffers moved."""
-        now = self.moving()
+        """Raise ModelError where the output changes from call to call; looked into where random numbers were drawn or buffers moved, and
+        where the first call changed a plain number of a module's."""
+        now, counters, self._counters = self.moving(), self._counters, None
+        if counters is not None and counters != _counters(self.model):
+            self._repeat(take(batch, slice(0, FIRST)))  # a few samples show what changes with a number of calls
         random = not now.generators.same_as(before.generators) or now.on_device != before.on_device
         if not random and (self._steady or now.buffers == before.buffers):
             return
+        self._repeat(batch)
+        self._steady = True
+
+    def _repeat(self, batch: Batch) -> None:
+        """Raise ModelError where several calls with these samples give several outputs."""
         with torch.no_grad():
             first, *others = (self.objective.logits(self.model, fresh(batch)) for _ in range(2 if self._steady else CALLS))
-        self._steady = True
         noise = max(NOISE.get(first.dtype, tolerance(first)), allowed(first) / 100 if first.is_cuda else 0.0)  # sums in any order
         if any(other.shape != first.shape for other in others) or any(
             not error < noise for error in relative_errors([(other, first) for other in others])
         ):
             raise ModelError(COUPLED)
+        one, two = (self._gradients_of(batch) for _ in range(2))  # which may change where outputs are but signs
+        pairs = [(value, one[name]) for name, value in two.items()] if one.keys() == two.keys() else [(first + 1, first)]
+        if any(not error < noise for error in relative_errors(pairs)):
+            raise ModelError(COUPLED)
 
-    def draw(self, samples: int) -> list[int]:
-        """The numbers of the samples of a batch to be kept."""
+    def _gradients_of(self, batch: Batch) -> dict[str, Tensor]:
+        with torch.enable_grad():
+            logits = self.objective.logits(self.model, fresh(batch))
+        found = gradients(logits, self.parameters, random_like(logits)) if logits.requires_grad else {}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def queues(self, samples: int) -> bool:
+        """Whether what is compared of a batch of this size is waited for later."""
+        return False
+
+    def in_other_company(self, batch: Batch, noise: Tensor, result: Pass, cotangents: Cotangents) -> None:
+        """Raise where losses, or the logits of some samples of a call's first batch, are other ones beside fewer samples.
+
+        A coupling of few samples shows in these, hardly in the one that is drawn. A GPU would have to wait.
+        """
+        if self._on_cuda:
+            return
+        if len(result.cotangents) == 1:
+            check_losses(cotangents, result.logits, result.cotangents[0], noise, batch, self.objective, self._batches)
+        self._batches += 1
+        if self._accompanied or len(noise) <= FIRST:  # small batches are drawn whole
+            return
+        self._accompanied = True
+        rows = company(len(noise), self.generator)
+        if not worst_of_a_row(result.logits[rows], self._logits_of(take(batch, rows))) < self.tolerated(result.logits):
+            alone = torch.cat([self._logits_of(take(batch, row)) for row in rows.split(1)])
+            if not worst_of_a_row(self._logits_of(batch)[rows], alone) < self.tolerated(alone):
+                raise ModelError(COUPLED)
+
+    def _logits_of(self, batch: Batch) -> Tensor:
+        with torch.enable_grad():  # torch has other ways without
+            return self.objective.logits(self.model, fresh(batch)).detach()
+
+    def draw(self, samples: int, entries: int = 0) -> list[int]:
+        """The numbers of the samples of a batch to be kept; fewer where a sample has so many entries that all would take much memory."""
         drawn = 0 if self._on_cuda and samples > FIRST else self._drawn  # as many every time: a CUDA graph is for one number
-        young = (FIRST if samples <= FIRST else FIRST // 8) - drawn
+        young = min(FIRST if samples <= FIRST else 1, max(1, KEPT_ENTRIES // max(1, entries))) - drawn
         count = max(
             1, samples // SHARE["cuda" if self._on_cuda else "cpu"], min(samples, young), min(samples, IRREGULAR) if self.irregular else 0
         )
@@ -104,7 +157,7 @@ class Confirmation:
 
     def turn(self, samples: int) -> int | None:
         """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
-        whole = self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
+        whole = self.whole or self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
         return None if whole else self._turn
 
     def audit(self, plan: Plan, samples: int) -> Audit | None:
@@ -115,7 +168,7 @@ class Confirmation:
         return Audit(pick, None if self._young(samples) else names[int(self.generator.integers(len(names)))])
 
     def _young(self, samples: int) -> bool:
-        return self._drawn < (FIRST // 2 if samples <= FIRST else FIRST // 8)
+        return self._drawn < (FIRST // 2 if samples <= FIRST else 1)
 
     def add(self, kept: Kept, plan: Plan, samples: int) -> None:
         """Take over what a planned pass kept of its drawn samples; now and then the plain pass is made."""
@@ -184,17 +237,18 @@ class Confirmation:
             raise Revised({*plan.layouts, *plan.batched, *plan.idle})
 
     def _logits_alone(self, kept: Kept) -> Tensor:
-        with torch.enable_grad():  # torch has other ways without
-            rows = [take(kept.samples, slice(row, row + 1)) for row in range(len(kept))]
-            return torch.cat([self.objective.logits(self.model, fresh(row)).detach() for row in rows])
+        return torch.cat([self._logits_of(take(kept.samples, slice(row, row + 1))) for row in range(len(kept))])
 
     def _explain(self, kept: Kept, plan: Plan) -> None:
         """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
-        alone = self._logits_alone(kept)
-        with torch.enable_grad():
-            together = self.objective.logits(self.model, fresh(kept.batch))[kept.rows]
+        alone, together = self._logits_alone(kept), self._logits_of(kept.batch)[kept.rows]
         if together.shape != alone.shape or not relative_errors([(together, alone)])[0] < allowed(together) / 10:
             raise ModelError(COUPLED)
+
+
+def _counters(model: nn.Module) -> list[object]:
+    """The plain numbers that modules hold."""
+    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, (int, float))]
 
 
 class _Moving(NamedTuple):

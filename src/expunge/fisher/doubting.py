@@ -31,13 +31,17 @@ from expunge.fisher.samples import fresh, gradients
 from expunge.model.copying import copied
 from expunge.runtime.nested import map_tensors, tensors
 
+KEPT_ENTRIES = 1 << 22  # of a copy's weights
 FLIPPED = 0.1  # of a gradient: what is off by more is never put down to the memory format
 Result = TypeVar("Result")
 BY_FORMAT, BY_ROWS, BY_BATCH = "by the memory format", "by the rows", "by the whole batch"
 
 
 class Doubts:
-    """Settles doubts about a float32 model; its copy in float64 is kept from one to the next. `settled`: how many, in which way."""
+    """Settles doubts about a float32 model; its copy in float64 is kept from one to the next, if it is not large.
+
+    `settled`: how many, in which way.
+    """
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
         self.model, self.parameters, self.objective = model, parameters, objective
@@ -131,8 +135,10 @@ class Doubts:
             self._copy = copied(self.model).double()
             for name, value in self._copy.named_parameters():
                 value.requires_grad_(name in self.parameters)
-        named = dict(self._copy.named_parameters())
-        return self._copy, {name: named[name] for name in self.parameters}
+        copy, named = self._copy, dict(self._copy.named_parameters())
+        if sum(value.numel() for value in named.values()) > KEPT_ENTRIES:
+            self._copy = None
+        return copy, {name: named[name] for name in self.parameters}
 
 
 def _tried(way: Callable[[], Result], otherwise: Result) -> Result:

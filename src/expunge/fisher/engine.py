@@ -10,15 +10,16 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
+from expunge.data.batches import Data, as_batches, batch_size, device_of, take
 from expunge.data.calling import out_of_memory
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import kinds
+from expunge.fisher.adding import Sums
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.borrowing import undisturbed, wanted_parameters
 from expunge.fisher.closed_forms.audit import Audit
-from expunge.fisher.closed_forms.drawn import Drawn
+from expunge.fisher.closed_forms.drawn import Drawn, Part, packed, unpacked
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
@@ -28,21 +29,22 @@ from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.description import warn_if_slow
 from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, survey
+from expunge.fisher.queueing import QueuedConfirmation
+from expunge.fisher.reading import Labels, checked
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
-from expunge.model.checks import check_batch
 from expunge.model.copying import unwrapped
 from expunge.runtime.cuda_graphs import GraphedStep, Result
 from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
 from expunge.runtime.transfers import sent
-from expunge.storage.tensors import weights_digest
+from expunge.storage.digests import digest_beside
 from expunge.validate import check_choice, check_whole
 
 # Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, in which memory, and an audit.
 Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int, Audit | None]], Pass]
-CONFIRMED_ON = ("cpu",)  # on a GPU the check is right (test_cuda_confirmed.py), but takes many times the pass itself
+CONFIRMED_ON = ("cpu", "cuda")
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
@@ -86,23 +88,23 @@ def diagonal(
     chosen = wanted_parameters(model, parameters)
     check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))
-    digest = weights_digest(model)
+    digest = digest_beside(model)
     with undisturbed(model, chosen):
         if kind == "batch":
             adder: _Batchwise | _Samplewise = _Batchwise(model, chosen, objective)
         else:
-            adder = _Samplewise(model, chosen, objective, kind, draws, seed)
+            adder = _Samplewise(model, chosen, objective, kind, draws, seed, data.known)
         device = device_of(model)
         while True:
             try:
-                for batch in track(iter(data), f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
-                    check_batch(batch, "batches", objective)
-                    adder.add(to_device(batch, device))
+                batches = checked(iter(data), device, objective)
+                for batch, adder.labels in track(batches, f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
+                    adder.add(batch)
                 adder.finish()
                 break
             except Revised as error:
                 adder.restart(error.names)
-    return FisherSums(adder.totals(), adder.count, kind, digest, objective_name(objective, kind))
+    return FisherSums(adder.totals(), adder.count, kind, digest(), objective_name(objective, kind))
 
 
 class _Totals:
@@ -110,16 +112,12 @@ class _Totals:
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
         self.model, self.parameters, self.objective = model, parameters, objective
-        self.sums: dict[str, Tensor] = {}
+        self.sums = Sums()
         self.count = 0
+        self.labels: Labels | None = None  # of the batch that comes
 
     def commit(self, squares: Squares, count: int) -> None:
-        for name, square in squares.items():
-            if name in self.sums:
-                self.sums[name].add_(square)
-            else:
-                # In the memory order the squares come in (a convolution's may be permuted), so that adding runs along memory.
-                self.sums[name] = square.detach().to(torch.float64, memory_format=torch.preserve_format, copy=True)
+        self.sums.add(squares)
         self.count += count
 
     def finish(self) -> None:
@@ -131,12 +129,11 @@ class _Totals:
         self.count = 0
 
     def totals(self) -> dict[str, Tensor]:
-        for name, total in self.sums.items():
-            if not torch.isfinite(total).all():
-                raise ModelError(
-                    f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite, or they are beyond "
-                    f"the range of {str(self.parameters[name].dtype).removeprefix('torch.')}"
-                )
+        for name in self.sums.not_finite():
+            raise ModelError(
+                f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite, or they are beyond "
+                f"the range of {str(self.parameters[name].dtype).removeprefix('torch.')}"
+            )
         none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.sums}
         # Squares formed by pairs of positions can come out below zero by a rounding error.
         return {name: (none if name in none else self.sums)[name].clamp_min_(0).contiguous() for name in self.parameters}
@@ -154,14 +151,21 @@ class _Batchwise(_Totals):
 
 class _Samplewise(_Totals):
     def __init__(
-        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, kind: str, draws: int, seed: int
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        objective: Objective,
+        kind: str,
+        draws: int,
+        seed: int,
+        expected: int | None,  # batches
     ) -> None:
         super().__init__(model, parameters, objective)
         self.cotangents, self.scales = kinds.of_kind(kind, objective), kind != "empirical"
         self.draws, self.seed = draws if kind == "sampled" else 0, int(seed)
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
-        self.confirmation = Confirmation(model, parameters, objective, self.seed)
-        self.confirms = device_of(model).type in CONFIRMED_ON
+        self.confirms = (place := device_of(model).type) in CONFIRMED_ON
+        self.confirmation = _confirmation(place, model, parameters, objective, self.seed, expected)
         self.plan: Plan | None = None
         self.revised = False  # once already
         self.warned = False  # that it is slow
@@ -185,9 +189,18 @@ class _Samplewise(_Totals):
         self.step = None
 
     def finish(self) -> None:
-        if self.plan is not None:
-            self.confirmation.settle(self.plan)
-            self.warn()
+        if self.plan is None:
+            return
+        self.confirmation.settle(self.plan)
+        if self.confirms and self.confirmation.shows_at_the_end:
+            untold = self.untold(self.sums)
+            if untold and _not_zero(untold, self.sums):
+                raise Revised(set())
+        self.warn()
+
+    def untold(self, squares: Squares) -> list[str]:
+        """The parameters of which no drawn sample had a gradient yet."""
+        return [name for name in squares if name not in self.confirmation.confirmed and name not in self.plan_now.looped]
 
     def warn(self) -> None:
         """Once per call, where the plan is slow."""
@@ -199,7 +212,7 @@ class _Samplewise(_Totals):
         super().restart(names)
         assert self.plan is not None
         self.plan.revise(set(self.parameters) if self.revised else names)
-        self.revised, self.step, self.logits = True, None, None
+        self.revised, self.step, self.logits = self.revised or bool(names), None, None
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirmation.begin()
 
@@ -219,8 +232,10 @@ class _Samplewise(_Totals):
             self.warn()
         if not self.confirms:
             return self.planned(batch, noise, [])
-        squares = self.planned(batch, noise, self.confirmation.draw(samples))
-        untold = [name for name in squares if name not in self.confirmation.confirmed and name not in self.plan.looped]
+        squares = self.planned(batch, noise, self.confirmation.draw(samples, self.plan_now.entries))
+        if self.confirmation.queues(samples):
+            return squares
+        untold = self.untold(squares)
         if untold and (active := _not_zero(untold, squares)):
             squares = {name: square.clone() for name, square in squares.items()}  # the next pass writes over them
             self.confirm(active, batch, noise)
@@ -232,9 +247,15 @@ class _Samplewise(_Totals):
         if unfounded := set(names).difference(*having.values()):
             raise Revised(unfounded)
         self.confirmation.settle(self.plan_now)
-        for index in having:
-            self.planned(batch, noise, [index])
-            self.confirmation.settle(self.plan_now)
+        self.confirmation.whole = True
+        try:
+            for index in having:
+                self.planned(batch, noise, [index])
+                self.confirmation.settle(self.plan_now)
+        finally:
+            self.confirmation.whole = False
+        if unshown := set(names) - self.confirmation.confirmed - set(self.plan_now.looped):
+            raise Revised(unshown)
 
     @property
     def plan_now(self) -> Plan:
@@ -247,7 +268,7 @@ class _Samplewise(_Totals):
         if self.step is None:
             captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model))
             self.step = _graphed(self.by(plan)) if captured else self.by(plan)
-        if self.logits is not None:
+        if self.logits is not None and not (self.labels is not None and self.labels.inside(self.logits)):
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
         rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
         turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
@@ -269,26 +290,27 @@ class _Samplewise(_Totals):
             raise Revised(result.wrong)
         if self.confirms and result.reads and not self.confirmation.irregular:
             self.confirmation.irregular = True
-            return self.planned(batch, noise, self.confirmation.draw(batch_size(batch)))
+            return self.planned(batch, noise, self.confirmation.draw(batch_size(batch), plan.entries))
         if self.confirms:
             self.confirmation.steady(batch, before)
-        squares = dict(result.squares)
+            self.confirmation.in_other_company(batch, noise, result, self.cotangents)
+        squares, others = dict(result.squares), list[Part]()
         if plan.batched:
             try:
                 drawn_parts = Drawn(rows, result.number)
                 squares |= batched(self.model, plan.batched, batch, result.cotangents, self.objective, drawn=drawn_parts)
-                result.parts.extend(drawn_parts.parts)
+                others = drawn_parts.parts
             except Exception as error:  # what vmap cannot express for these data
                 if out_of_memory(error):
                     raise
                 plan.revise(set(plan.batched))
         if plan.looped:
             squares |= looped(self.model, plan.looped, batch, result.cotangents, self.objective)
-        if result.parts and not rows.is_cuda:
-            entries = sum(part.inputs.numel() + part.slopes.numel() for part in result.parts) // len(rows)
-            self.scratch.reserve(result.parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
+        if (parts := [*result.parts, *others]) and not rows.is_cuda:
+            entries = sum(part.inputs.numel() + part.slopes.numel() for part in parts) // len(rows)
+            self.scratch.reserve(parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
         if self.confirms:
-            self.confirmation.add(_kept(batch, rows, result, slot, turn), plan, batch_size(batch))
+            self.confirmation.add(_kept(batch, rows, result, others, slot, turn), plan, batch_size(batch))
         return squares
 
     def by(self, plan: Plan) -> Step:
@@ -323,7 +345,17 @@ def _pass(
 
     result = closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch, drawn)
     result.number, result.alone = drawn.number, torch.cat(alone) if alone else None
+    if rows.is_cuda and result.parts:
+        result.packs = packed(result.parts)
     return result
+
+
+def _confirmation(
+    place: str, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int, expected: int | None
+) -> Confirmation:
+    if place == "cuda":
+        return QueuedConfirmation(model, parameters, objective, seed, expected)
+    return Confirmation(model, parameters, objective, seed)
 
 
 def _not_zero(names: Sequence[str], squares: Squares) -> list[str]:
@@ -331,12 +363,15 @@ def _not_zero(names: Sequence[str], squares: Squares) -> list[str]:
     return [name for name, flag in zip(names, flags, strict=True) if flag]
 
 
-def _kept(batch: Batch, rows: Tensor, result: Pass, slot: int, turn: int | None) -> Kept:
+def _kept(batch: Batch, rows: Tensor, result: Pass, others: list[Part], slot: int, turn: int | None) -> Kept:
     """What a pass has kept of its drawn samples, in memory of their own: a CUDA graph writes to the same places again."""
     assert result.alone is not None
     alone, parts = result.alone, result.parts
     if rows.is_cuda:
-        alone, parts = alone.clone(), [part._replace(inputs=part.inputs.clone(), slopes=part.slopes.clone()) for part in parts]
+        alone = alone.clone()
+        if result.packs is not None:
+            parts = unpacked(parts, {kind: pack.clone() for kind, pack in result.packs.items()})
+    parts = [*parts, *others]
     logits, cotangents = result.logits[rows], result.cotangents[result.number][rows]
     return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, turn)
 

@@ -13,6 +13,7 @@ from expunge.fisher.borrowing import undisturbed, wanted_parameters
 from expunge.fisher.planning.description import FisherPlan, described
 from expunge.fisher.planning.survey import survey
 from expunge.model.checks import check_batch
+from expunge.model.copying import unwrapped
 
 
 def plan(model: nn.Module, batch: Batch, *, objective: Objective | None = None, parameters: Iterable[str] | None = None) -> FisherPlan:
@@ -23,6 +24,7 @@ def plan(model: nn.Module, batch: Batch, *, objective: Objective | None = None, 
     """
     objective = Objective() if objective is None else objective
     check_objective(objective)
+    model = unwrapped(model)
     chosen = wanted_parameters(model, parameters)
     check_batch(batch, "batch", objective)
     if batch_size(batch) < 2:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from expunge.data.batches import batch_size, take
+from expunge.data.calling import RAW, error_summary, not_about_inputs
 from expunge.data.objective import Batch, Objective
+from expunge.errors import ModelError
 from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.scratch import chunks, wide
 from expunge.runtime.nested import map_tensors
@@ -62,7 +64,13 @@ def gradients(
     logits: Tensor, parameters: Mapping[str, nn.Parameter], cotangent: Tensor, retain_graph: bool = False
 ) -> dict[str, Tensor | None]:
     """∂⟨logits, cotangent⟩ by plain autograd; None for a parameter that is not used."""
-    found = torch.autograd.grad(logits, list(parameters.values()), cotangent.to(logits.dtype), retain_graph=retain_graph, allow_unused=True)
+    values, sent = list(parameters.values()), cotangent.to(logits.dtype)
+    try:
+        found = torch.autograd.grad(logits, values, sent, retain_graph=retain_graph, allow_unused=True)
+    except RAW as error:
+        if not_about_inputs(error):
+            raise
+        raise ModelError(f"the model must be differentiable; its backward pass raised {error_summary(error)}") from error
     return {name: _dense(gradient) for name, gradient in zip(parameters, found, strict=True)}
 
 
@@ -149,7 +157,26 @@ def relative_errors(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
 
 def sizes_of(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[float, float]]:
     """max |value − reference| and max |reference| of each pair. The device is waited for once for all of them."""
-    parts = [part for value, reference in pairs for part in (value.detach() - reference.detach(), reference.detach())]
-    largest = [part.abs().amax() if part.numel() else part.new_zeros(()) for part in parts]
-    sizes = torch.stack([value.to(parts[0].device, torch.float64) for value in largest]).tolist() if largest else []
-    return list(zip(sizes[::2], sizes[1::2], strict=True))
+    return as_pairs(largest_of(pairs))
+
+
+def as_pairs(sizes: Tensor) -> list[tuple[float, float]]:
+    values = sizes.tolist()
+    return list(zip(values[::2], values[1::2], strict=True))
+
+
+def largest_of(pairs: Sequence[tuple[Tensor, Tensor]], order: float = torch.inf) -> Tensor:
+    """The same as one tensor of the device, which is not waited for; with another `order`, norms instead of the largest entries."""
+    values, references = [value.detach() for value, _ in pairs], [reference.detach() for _, reference in pairs]
+    if pairs and all(value.is_cuda and value.numel() and value.dtype == references[0].dtype for value in (*values, *references)):
+        # A kernel for many tensors: one by one their launches would take longer than a pass.
+        norms = torch._foreach_norm([*torch._foreach_sub(values, references), *references], order)
+        return torch.stack(norms).view(2, -1).t().flatten().double()
+    parts = [part for value, reference in zip(values, references, strict=True) for part in (value - reference, reference)]
+    largest = [_size(part, order) if part.numel() else part.new_zeros(()) for part in parts]
+    device = parts[0].device if parts else None
+    return torch.stack([value.to(device, torch.float64) for value in largest]) if largest else torch.empty(0, dtype=torch.float64)
+
+
+def _size(tensor: Tensor, order: float) -> Tensor:
+    return tensor.abs().amax() if order == torch.inf else tensor.norm(order)

@@ -36,6 +36,7 @@ from expunge.validate import check_choice, check_positive, check_whole
 
 KINDS = ("empirical", "expected", "sampled")
 KIND = "sharded-fisher-sums"
+COMM = "_reduce_scatter_comm"
 SETTINGS = {"gradient_divide_factor": 1.0, "force_sum_reduction_for_comms": True}
 
 
@@ -72,19 +73,21 @@ def sharded_diagonal(
         check_objective(objective)
         kinds.check_distribution(kind, objective)
         parameters.update(_parameters(model))
+        processes.check_takes(device_of(model), "a sharded model")
         named = objective_name(objective, kind)
         chunks.append(cut(data, batch_size))
         names = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
         settings = {"kind": kind, "objective": named, "draws": str(draws), "seed": str(seed)}
-        return {"data or batch size": chunks[0].digest, "parameters": names, "device": device_of(model).type, **settings}
+        return {"data or batch size": chunks[0].digest(), "parameters": names, "device": device_of(model).type, **settings}
 
     processes.agree(describe, patience)
     sums = {name: torch.zeros_like(local(parameter), dtype=torch.float64) for name, parameter in parameters.items()}
     cotangents = kinds.of_kind(kind, objective)
     generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
     device, count = device_of(model), 0
-    digest = weights_digest(model)
-    with _squaring(model, parameters) as square, naming("data"), processes.named_failures():
+    meshes = [value.device_mesh for value in parameters.values()]
+    with _squaring(model, parameters) as square, naming("data"), processes.limited(meshes, patience), processes.named_failures():
+        digest = weights_digest(model)
         for number, batch in enumerate(_agreed(chunks[0], objective, patience)):
             if not number:
                 logits = _logits(model, objective, to_device(batch, device))
@@ -183,18 +186,13 @@ def _add(
 def _squaring(model: nn.Module, parameters: Mapping[str, Any]) -> Iterator[bool]:
     """Let FSDP2 square gradients before it adds them up, and leave everything as it was; yields whether the caller has to square them,
     as with a single process, where FSDP2 reduces nothing."""
-    from torch.distributed.fsdp import FSDPModule
-
-    groups = [
-        group for module in model.modules() if isinstance(module, FSDPModule) for group in module._get_fsdp_state()._fsdp_param_groups
-    ]
-    names = ("_reduce_scatter_comm", *SETTINGS)
+    groups, names = _groups(model), (COMM, *SETTINGS)
     before = [(group, name, getattr(group, name)) for group in groups for name in names]
     gradients = [(value, value.grad) for value in parameters.values()]
     device = device_of(model)
     try:
         for group in groups:
-            for name, value in {"_reduce_scatter_comm": _Squares(group._reduce_scatter_comm), **SETTINGS}.items():
+            for name, value in {COMM: _Squares(getattr(group, COMM)), **SETTINGS}.items():
                 setattr(group, name, value)
         for parameter, _ in gradients:
             parameter.grad = None
@@ -205,6 +203,18 @@ def _squaring(model: nn.Module, parameters: Mapping[str, Any]) -> Iterator[bool]
             setattr(group, name, value)
         for parameter, gradient in gradients:
             parameter.grad = gradient
+
+
+def _groups(model: nn.Module) -> list[Any]:
+    """FSDP2's groups of parameters, which reduce their gradients together; checked, since they are no public part of torch."""
+    from torch.distributed.fsdp import FSDPModule
+
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    listed = [getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)] for state in states]
+    groups = [group for several in listed for group in several if group is not None]
+    if not groups or any(not hasattr(group, name) for group in groups for name in (COMM, *SETTINGS)):
+        raise ModelError(f"FSDP2 of torch {torch.__version__} keeps its parameters in a way that is not known here; use 2.11 or 2.13")
+    return groups
 
 
 class _Squares:

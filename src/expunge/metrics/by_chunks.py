@@ -79,7 +79,8 @@ def by_chunks(
     def work(chunks: Chunks, number: int) -> Sums:
         return _measured(model, chunks, number, objective)
 
-    (total,) = fold(prepare, work, keep, cpu_threads=threads, patience=patience).values()
+    with fold(prepare, work, keep, cpu_threads=threads, patience=patience) as totals:
+        (total,) = totals.values()
     right, labels = (int(total.sums[name]) for name in ("right", "labels"))
     return Measured(right, labels, float(total.sums["loss"]), total.count)
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as distributed
 
-from expunge.errors import ExpungeError, MismatchError
+from expunge.errors import ExpungeError, InputError, MismatchError
 
 PATIENCE = 300.0  # seconds to wait for other processes
 RECORD, UNIT = "\x1e", "\x1f"  # ASCII's separators
@@ -26,6 +28,35 @@ MOMENT = 0.02  # seconds between two looks
 
 class MissingProcessError(ExpungeError, RuntimeError):
     """Another process did not come within the time limit, failed, or holds its work without an end."""
+
+
+@contextmanager
+def of_torchrun(patience: float = PATIENCE) -> Iterator[None]:
+    """Within the context the processes that a torchrun started are one group, unless they are already; else nothing is changed.
+
+    The group is gloo's, with GPUs too: the processes speak through its store alone. Each has a GPU of its own, where there are enough.
+    """
+    if not _started_by_torchrun() or _together():
+        yield
+        return
+    own, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (own.isdecimal() and size.isdecimal() and int(own) < int(size)):
+        raise InputError("RANK", "must be a whole number below WORLD_SIZE, as torchrun sets them", f"{own} of {size}")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    try:
+        distributed.init_process_group("gloo", timeout=timedelta(seconds=patience))
+    except (RuntimeError, ValueError) as error:
+        told = f"the {size} processes of torchrun did not meet within {patience:g} seconds"
+        raise MissingProcessError(f"{told} ({str(error).splitlines()[0]})") from error
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()  # else gloo's threads may outlive Python, and the process aborts after its work
+
+
+def _started_by_torchrun() -> bool:
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
 def rank() -> int:
@@ -49,6 +80,12 @@ def device_of_group(device: torch.device) -> torch.device:
     if device.type != "cpu" or any(entry.startswith("cpu:") for entry in backends):
         return device
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def check_takes(device: torch.device, what: str) -> None:
+    """Raise InputError where the default group's backend cannot gather tensors on this device: gloo ends the process by SIGSEGV there."""
+    if device.type == "cuda" and _together() and "cuda:gloo" in distributed.get_backend_config():
+        raise InputError("backend", f'must be nccl for {what} on GPUs: init_process_group("nccl")', "gloo")
 
 
 def meeting() -> str:
@@ -87,6 +124,22 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
 
 
 @contextmanager
+def limited(meshes: Iterable[Any], patience: float) -> Iterator[None]:
+    """Within the context, no process waits longer than this for another in gloo's operations on these meshes; torch's own limit is 30
+    minutes. nccl ends the process at its limit, so it keeps the one that it was given."""
+    groups = [group for mesh in dict.fromkeys(meshes) for group in mesh.get_all_groups()]
+    backends = [group._get_backend(torch.device("cpu")) for group in groups if "cpu:gloo" in distributed.get_backend_config(group)]
+    before = [backend.options._timeout for backend in backends]
+    try:
+        for backend in backends:
+            backend._set_default_timeout(min(timedelta(seconds=patience), backend.options._timeout))
+        yield
+    finally:
+        for backend, timeout in zip(backends, before, strict=True):
+            backend._set_default_timeout(timeout)
+
+
+@contextmanager
 def named_failures(where: str = "", place: str = "") -> Iterator[None]:
     """Within the context, what torch raises when another process has ended, or does not answer, is a MissingProcessError.
 
@@ -103,7 +156,8 @@ def named_failures(where: str = "", place: str = "") -> Iterator[None]:
             reason = _store().get(f"{place}/failure").decode() if place and _store().check([f"{place}/failure"]) else ""
         if reason:
             raise MissingProcessError(f"{reason}; this process stops{where}") from error
-        raise MissingProcessError(f"another process has ended{where}; this one cannot go on ({text.splitlines()[0]})") from error
+        ended = "does not answer" if "Timed out" in text else "has ended"
+        raise MissingProcessError(f"another process {ended}{where}; this one cannot go on ({text.splitlines()[0]})") from error
 
 
 def tell_failure(place: str, error: BaseException) -> None:
@@ -124,12 +178,14 @@ def told_by_first(text: str | None, patience: float = PATIENCE) -> str:
     return _store().get(key).decode()
 
 
-def is_last(place: str) -> bool:
-    """Whether all other processes were here before, with the same word. Nobody waits."""
-    try:
-        return world_size() == 1 or _store().add(f"expunge/last/{place}", 1) == world_size()
-    except RuntimeError:  # the process that serves the store was here, and has ended
-        return True
+def is_last(folder: Path) -> bool:
+    """Whether all other processes have left a folder that they share, by this call. Nobody waits; where one was killed, nobody is last.
+
+    Told by files, since the store ends with the process that serves it, while others may still be reading.
+    """
+    if world_size() > 1:
+        (folder / f"left-{rank()}").touch()
+    return world_size() == 1 or len(list(folder.glob("left-*"))) >= world_size()
 
 
 def _text(described: Mapping[str, str]) -> str:

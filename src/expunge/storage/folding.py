@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,22 @@ class Sums:
         for name, value in other.sums.items():
             self.sums[name] += value
         return Sums(self.sums, self.count + other.count)
+
+
+class Totals(Mapping[str, Sums]):
+    """Sums by group, each read when it is asked for: all of them may not fit into memory."""
+
+    def __init__(self, names: Sequence[str], read: Callable[[str], Sums]) -> None:
+        self.names, self.read = names, read
+
+    def __getitem__(self, name: str) -> Sums:
+        return self.read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 class FoldedChunks:
@@ -171,9 +187,13 @@ class FoldedChunks:
                 rule = "a stream must give the same samples in the same order on every process, and after a restart; else use a new folder"
                 raise MismatchError(f"data: chunk {number} of {self.folder} held other samples than one of its processes has read; {rule}")
 
-    def totals(self) -> dict[str, Sums]:
+    def totals(self) -> Totals:
         """The sums of all groups, once all chunks are added."""
-        return {name: self._load(self._group(name)) for name in self.names}
+        return Totals(self.names, lambda name: self._load(self._group(name)))
+
+    def remove(self, name: str) -> None:
+        """Remove the sums of a group, which are kept elsewhere now."""
+        self._group(name).unlink(missing_ok=True)
 
     def _chunk(self, number: int) -> Path:
         return self.folder / f"chunk-{number:08d}.safetensors"

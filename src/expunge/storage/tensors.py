@@ -84,8 +84,13 @@ def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
 
 def _update(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
-    digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    digest.update(heading(name, tensor))
     add_bytes(digest, tensor)
+
+
+def heading(name: str, tensor: Tensor) -> bytes:
+    """What a digest has before the bytes of a tensor."""
+    return f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode()
 
 
 def add_bytes(digest: hashlib._Hash, tensor: Tensor) -> None:

@@ -1,8 +1,9 @@
 """Compute the Fisher diagonal of random models: each must equal a loop over single samples or be refused in one line, and none may crash.
 
-    python -m tests.fuzz.modules [--count 10000] [--seconds 600] [--seed 0] [--number NUMBER] [--keep FOLDER]
+    python -m tests.fuzz.modules [--first 0] [--count 10000] [--seconds 600] [--seed 0] [--number NUMBER] [--keep FOLDER]
 
-Models run in processes that are watched from here. One that ends otherwise is made smaller and kept as a Python file of its own.
+A run that was cut goes on with `--first`. Models run in processes that are watched from here. One that ends otherwise is made smaller and
+kept as a Python file of its own.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=math.inf, help=argparse.SUPPRESS)
-    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help="number of the first model; --count is that of the one after the last")
     parser.add_argument("--step", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     return parser.parse_args(given)
@@ -146,7 +147,7 @@ def main(given: list[str] | None = None) -> int:
         work(options)
         return 0
     options.until = time.time() + options.seconds
-    first, step = 0, options.jobs
+    first, step = options.first, options.jobs
     if options.number is not None:
         first, step, options.count, options.jobs = options.number, 1, options.number + 1, 1
     started, report = time.perf_counter(), Report(Path(options.keep), options.seed)

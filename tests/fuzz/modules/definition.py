@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-RELATIVE = 1e-6  # of a tensor's largest entry
+RELATIVE = 4e-6  # of a tensor's largest entry: what couples samples by less than 1e-6 is taken for rounding, and squares double it
 ROUNDING = 1e-20  # of the largest entry of all: a gradient that vanishes but for rounding is about 1e-16 of the others, squared
 
 
@@ -46,13 +46,14 @@ def defined(model: nn.Module, batches: list[Any], objective: Any, kind: str) -> 
 
 def measured(model: nn.Module, batches: list[Any], objective: Any, kind: str, name: str, index: int, step: float = 1e-6) -> float:
     """The same of one entry of a parameter, its derivatives taken as differences of two forward passes: torch's may be wrong."""
-    value, total = dict(model.eval().named_parameters())[name].detach().view(-1), 0.0
+    value, total = dict(model.eval().named_parameters())[name].detach(), 0.0
+    place = torch.unravel_index(torch.tensor(index), value.shape)
     for batch in batches:
         targets = batch["labels"] if isinstance(batch, dict) else batch[-1]
         for number in range(len(targets)):
             sides = []
             for sign in (1, -2, 1):
-                value[index] += sign * step
+                value[place] += sign * step
                 logits = objective.outputs(model, alone(batch, number)).detach()
                 losses = objective.losses(logits.clone(), targets[number : number + 1].clone())
                 sides.append(losses.sum().view(1) if kind == "empirical" else logits[0].log_softmax(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,6 +64,28 @@ def gradients_of(parts: list[list[Part]], weights: Tensor) -> dict[str, Tensor]:
             if name is not None and gradient is not None:
                 sums[name] = sums[name] + gradient if name in sums else gradient
     return sums
+
+
+def packed(parts: list[Part]) -> dict[torch.dtype, Tensor]:
+    """The rows of all parts end to end, a tensor for each type: copied at once where a CUDA graph would write over them."""
+    rows = _unique(parts)
+    kinds = dict.fromkeys(tensor.dtype for tensor in rows)
+    return {kind: torch.cat([tensor.reshape(-1) for tensor in rows if tensor.dtype == kind]) for kind in kinds}
+
+
+def unpacked(parts: list[Part], packs: Mapping[torch.dtype, Tensor]) -> list[Part]:
+    """The same parts, in the memory of the packs."""
+    rows = _unique(parts)
+    places: dict[int, Tensor] = {}
+    for kind, pack in packs.items():
+        own = [tensor for tensor in rows if tensor.dtype == kind]
+        for tensor, place in zip(own, pack.split([tensor.numel() for tensor in own]), strict=True):
+            places[id(tensor)] = place.view(tensor.shape)
+    return [part._replace(inputs=places[id(part.inputs)], slopes=places[id(part.slopes)]) for part in parts]
+
+
+def _unique(parts: list[Part]) -> list[Tensor]:
+    return list({id(tensor): tensor for part in parts for tensor in (part.inputs, part.slopes)}.values())
 
 
 def same_form(first: list[Part], second: list[Part]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from expunge.fisher.closed_forms.padding import Active
 from expunge.fisher.closed_forms.products import squared_products
-from expunge.fisher.closed_forms.scratch import Scratch, wide
+from expunge.fisher.closed_forms.scratch import Scratch, chunks, wide
 
 
 @dataclass
@@ -54,9 +54,14 @@ class Shared:
         for collected in (self.rows, self.products, self.lookups):
             collected.clear()
 
-    def _pairs(self, lookups: list[tuple[Tensor, Tensor]], count: int) -> Pairs:
+    def _pairs(self, lookups: list[tuple[Tensor, Tensor]], count: int) -> Pairs | Slots:
         indices, gradients = (torch.cat(parts, 1) for parts in zip(*lookups, strict=True))
-        return Pairs.of(indices, gradients, count)
+        return looked_up(indices, gradients, count)
+
+
+def looked_up(indices: Tensor, gradients: Tensor, count: int) -> Pairs | Slots:
+    """The gradients, by sample, of the rows of a table, from indices (N, T) and gradients (N, T, D)."""
+    return (Pairs if indices.device.type == "cpu" else Slots).of(indices, gradients, count)
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,44 @@ class Pairs:
             product = wide(first[sample].index_select(1, rows).t() @ second[sample])
             total.index_add_(0, rows, own * (own + 2 * product))
         return total
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The same on a GPU, which would have to be waited for to learn how many pairs there are: as many slots per sample as positions.
+
+    A slot that no index needs has index 0 and a gradient of zero.
+    """
+
+    indices: Tensor  # (N, T)
+    sums: Tensor  # (N, T, D)
+    count: int
+
+    @classmethod
+    def of(cls, indices: Tensor, gradients: Tensor, count: int) -> Slots:
+        g, (samples, positions) = wide(gradients), indices.shape
+        ordered, order = indices.sort(dim=1)
+        later = torch.zeros_like(ordered)
+        later[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+        place = torch.empty_like(order).scatter_(1, order, later.cumsum(1))
+        rows = (place + torch.arange(samples, device=place.device)[:, None] * positions).flatten()
+        sums = g.new_zeros(samples * positions, g.shape[-1]).index_add_(0, rows, g.flatten(0, 1))
+        return cls(torch.zeros_like(indices).scatter_(1, place, indices), sums.view_as(g), count)
+
+    def squares(self) -> Tensor:
+        return self._added(self.sums.square())
+
+    def beside(self, first: Tensor, second: Tensor) -> Tensor:
+        total = self.sums.new_zeros(self.count, self.sums.shape[2])
+        for rows in chunks(len(first), first.shape[1] * self.indices.shape[1], first):
+            cut = slice(rows.start, rows.stop)
+            picked = first[cut].gather(2, self.indices[cut, None].expand(-1, first.shape[1], -1))
+            product, own = wide(torch.bmm(picked.transpose(1, 2), second[cut])), self.sums[cut]
+            total += Slots(self.indices[cut], own, self.count)._added(own * (own + 2 * product))
+        return total
+
+    def _added(self, rows: Tensor) -> Tensor:
+        return rows.new_zeros(self.count, rows.shape[2]).index_add_(0, self.indices.flatten(), rows.flatten(0, 1))
 
 
 def _add(squares: dict[str, Tensor], name: str, total: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from expunge.fisher.closed_forms.drawn import Part
 from expunge.fisher.closed_forms.scratch import wide
-from expunge.fisher.closed_forms.shared import Pairs
+from expunge.fisher.closed_forms.shared import looked_up
 from expunge.fisher.closed_forms.uses import Use, as_chosen
 from expunge.fisher.planning.layouts import Layout
 
@@ -52,7 +52,7 @@ class Embedding(torch.autograd.Function):
                 assert use.shared is not None
                 use.shared.add_lookup(use.weight, rows, g, ctx.count)
             else:
-                use.add(use.weight, Pairs.of(rows, g, ctx.count).squares())
+                use.add(use.weight, looked_up(rows, g, ctx.count).squares())
         return None, None, None, None
 
 

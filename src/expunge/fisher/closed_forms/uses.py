@@ -36,9 +36,9 @@ class Use:
 
     def takes(self, *names: str | None) -> bool:
         """Whether the drawn samples of this use are to be kept: of several uses of a parameter all or none."""
-        if self.drawn is None:
+        if self.drawn is None or not self.drawn.open:
             return False
-        return self.drawn.takes(*names) if not self.has_several(*names) else self.drawn.open and len(self.drawn.rows) > 0
+        return self.drawn.takes(*names) if not self.has_several(*names) else len(self.drawn.rows) > 0
 
     def add(self, name: str, squares: Tensor) -> None:
         self.squares[name] = self.squares[name].add_(squares) if name in self.squares else squares

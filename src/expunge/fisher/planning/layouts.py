@@ -55,6 +55,8 @@ class Layout:
             row = tensor.narrow(self.dimension, int(rows) * frames, frames)
             return (row.movedim(self.dimension, 0) if self.dimension else row)[None]
         moved = tensor.movedim(self.dimension, 0) if self.dimension else tensor
+        if len(moved) == samples:
+            return moved.index_select(0, rows)[:, None]
         if self.frames > 1 and not self.outer:
             moved = moved.unflatten(0, (-1, samples)).transpose(0, 1)
         else:

@@ -30,6 +30,7 @@ class Pass:
     number: int = 0  # of the cotangents at which these were kept
     alone: Tensor | None = None  # the drawn samples' cotangents, each from its own loss alone
     wrong: set[str] = field(default_factory=set)  # parameters whose squares fail their audit
+    packs: dict[torch.dtype, Tensor] | None = None  # on CUDA, the rows of the parts
 
 
 def closed_forms(

@@ -7,6 +7,7 @@ what that cannot do, one sample after the other.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -45,6 +46,7 @@ class Plan:
     ways: dict[str, str] = field(default_factory=dict)  # the operations they are used in
     work: dict[str, int] = field(default_factory=dict)  # multiplications behind their gradients
     reasons: dict[str, str] = field(default_factory=dict)  # why others have none
+    entries: int = 0  # that a sample has in the outputs of these operations
 
     def revise(self, names: set[str]) -> None:
         """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
@@ -121,7 +123,7 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     plan.layouts = {name: untried[0] for name, untried in choices.items()}
     if more.work is not None:
         plan.ways = {name: " + ".join(sorted(operations)) for name, operations in more.work.operations.items()}
-        plan.work = dict(more.work.multiplications)
+        plan.work, plan.entries = dict(more.work.multiplications), more.work.entries // PROBE
     used = {name for watched in (more, fewer) for name in (*+watched.uses, *(watched.derived.rows if watched.derived else ()))}
     plan.idle = [name for name in parameters if not (name in used or bool(reference[name].any()))]
     rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
@@ -155,7 +157,9 @@ def _without_closed_forms(
 ) -> tuple[list[str], list[str]]:
     """Which of these parameters torch.func gives the reference for, on the probe; the others go one sample at a time."""
     try:
-        squares = batched(model, names, probe, [cotangent], objective)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")  # of torch's, where vmap has a loop of its own
+            squares = batched(model, names, probe, [cotangent], objective)
     except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
         squares = {}
     alike = _agreeing(squares, {name: reference[name] for name in squares})

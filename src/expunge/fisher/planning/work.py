@@ -23,6 +23,7 @@ class Work:
         self.names = names
         self.multiplications: Counter[str] = Counter()
         self.operations: dict[str, set[str]] = {}
+        self.entries = 0  # of the outputs of these operations
 
     def note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         label = getattr(function, "__name__", "")
@@ -30,6 +31,7 @@ class Work:
         if not used or label in DESCRIBING or function is F.multi_head_attention_forward:  # its own linear maps are seen one by one
             return
         entries = sum(tensor.numel() for tensor in tensors(result))
+        self.entries += entries
         operation = _operation(label)
         for tensor in used:
             name = self.names[id(tensor)]

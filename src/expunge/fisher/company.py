@@ -1,0 +1,54 @@
+"""Compare samples with what they are in other company: the gradients of their losses in every batch, the logits of some in the first."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import torch
+from torch import Tensor
+
+from expunge.data.batches import take
+from expunge.data.objective import Batch, Objective
+from expunge.errors import InputError
+from expunge.fisher.comparing import NOISE, allowed
+from expunge.fisher.kinds import Cotangents
+
+COMPANY = 8  # samples of the first batch whose logits are compared
+ENTRIES = 1 << 18  # of logits whose losses are: of many classes or tokens a part of the samples, since all would cost percents
+
+
+def check_losses(
+    cotangents: Cotangents, logits: Tensor, together: Tensor, noise: Tensor, batch: Batch, objective: Objective, number: int
+) -> None:
+    """Raise InputError where the gradient of a sample's loss is another one beside other samples.
+
+    Every second sample goes without the others: neighbours, counts and statistics are other ones there. In the first batch of a call
+    (`number` 0) these go, too, then in turn. Where there are many entries, only every n-th sample goes.
+    """
+    step = max(2, math.ceil(logits.numel() / ENTRIES))
+    for start in (0, 1) if step == 2 and not number else (number % min(step, len(logits)),):
+        rows = slice(start, None, step)
+        (apart,) = cotangents(logits[rows], objective.targets(take(batch, rows)), noise[rows])
+        error = worst_of_a_row(together[rows], apart)
+        if not error < allowed(apart) / 10:
+            rule = "must give each sample its own loss; divisions by a count over the batch, batch statistics and pairs of samples do not"
+            raise InputError("objective.losses", rule, f"a gradient that changes by {error:.1%} with the rest of the batch")
+
+
+def company(samples: int, generator: numpy.random.Generator) -> Tensor:
+    """The numbers of some samples, in another order than the batch has: the first and the last, to which some models do something."""
+    others = generator.choice(samples - 2, COMPANY - 2, replace=False) + 1
+    return torch.from_numpy(numpy.concatenate([others[:2], [samples - 1, 0], others[2:]]))
+
+
+def worst_of_a_row(values: Tensor, reference: Tensor) -> float:
+    """The largest relative difference of a row, max |value − reference| / max |reference|, beyond what rounding leaves of the largest."""
+    if values.shape != reference.shape:
+        return math.inf
+    if not reference.numel():
+        return 0.0
+    difference, size = (part.flatten(1).abs().amax(1) for part in (values - reference, reference))
+    beyond = (difference - NOISE.get(reference.dtype, NOISE[torch.float32]) * size.max()).clamp_min(0)
+    error = float(torch.where(beyond > 0, beyond / size, beyond).max())
+    return 0.0 if math.isnan(error) else error  # what is not finite shows in the sums

@@ -1,0 +1,167 @@
+"""Confirm on a GPU without waiting for it: comparisons are queued behind the batches and read later.
+
+A comparison is a pass of many small kernels. Launched while the device still works on batches that were queued before, it costs what its
+kernels take; waited for, it would cost the launches of the comparison and of the next batches, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from expunge.data.batches import take
+from expunge.data.calling import out_of_memory
+from expunge.data.objective import Objective
+from expunge.fisher.comparing import Comparison, Kept, Unread, allowed
+from expunge.fisher.confirming import FIRST, Confirmation, Revised
+from expunge.fisher.doubting import in_channels_last
+from expunge.fisher.planning.survey import Plan
+from expunge.fisher.samples import fresh, largest_of
+from expunge.runtime.transfers import sent
+
+HELD = 128  # drawn samples at most that share a plain pass
+COARSE = 16  # of them where products are rounded to TF32: of so many, one that is wrong stands out of what rounding does to all
+MEMORY_BYTES = 1 << 30  # that a comparison takes at once
+ROUNDED = 0.1  # what sound computations may be apart in TF32 or half precision is more
+HELD_BYTES = 256 << 20  # of their rows, or as much as the share of a batch below has
+SHARE = 8  # of a batch that shares a plain pass whatever it takes; the rows of half of them are kept
+DRAWN = 8  # samples in all where batches are fewer; of one batch at most half as many
+
+
+class _Queued(NamedTuple):
+    whole: list[Kept]  # with their rows
+    unread: Unread
+    alone: Tensor  # how far the logits of one sample are from those it has alone, and their size
+
+
+class QueuedConfirmation(Confirmation):
+    """Compares the drawn samples of many batches at once: the logits and losses of all, the gradients of as many as memory allows.
+
+    Which batches these are is drawn at random. The plain pass is in the memory format of the planned one, where it rounds alike; that the
+    plan is the model's function in the caller's format is shown by its survey. Where something differs or is not shown, the data are read
+    again and each comparison is waited for, as on the CPU. So it is with models that may choose rows out of sight and with the first
+    samples of small batches. `expected`: the number of batches, where it is known.
+    """
+
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int, expected: int | None = None
+    ) -> None:
+        super().__init__(model, parameters, objective, seed)
+        self.expected = expected
+        self._patient = False  # waits for each comparison
+        self._queued: list[_Queued] = []
+        self._light: list[Kept] = []  # without rows
+        self._since = 0  # since the last comparison
+
+    @property
+    def shows_at_the_end(self) -> bool:  # type: ignore[override]
+        return not self._patient
+
+    def queues(self, samples: int) -> bool:
+        return not (self._patient or self.irregular) and (samples > FIRST or self._drawn >= FIRST)
+
+    @property
+    def slot(self) -> int:
+        used = {kept.slot for kept in (*self._waiting, *(kept for queued in self._queued for kept in queued.whole))}
+        return next(number for number in itertools.count() if number not in used)
+
+    def begin(self) -> None:
+        super().begin()
+        self._queued.clear()
+        self._light.clear()
+        self._since, self._patient = 0, True
+
+    def draw(self, samples: int, entries: int = 0) -> list[int]:
+        if not self.queues(samples):
+            return super().draw(samples, entries)
+        count = min(samples, 2 if self.expected is None else max(1, min(DRAWN // 2, DRAWN // max(1, self.expected))))
+        return [int(row) for row in self.generator.choice(samples, count, replace=False)]
+
+    def add(self, kept: Kept, plan: Plan, samples: int) -> None:
+        if not self.queues(samples):
+            self._queue(plan)
+            return super().add(kept, plan, samples)
+        if self._waiting and not self._waiting[0].joins(kept):
+            self._queue(plan)
+        self._drawn += len(kept)
+        self._since += 1
+        one = max(1, kept.bytes // len(kept))  # with the batch, which is held for doubts
+        most = max(1, max(HELD_BYTES // one, samples // (2 * SHARE)) // len(kept))  # batches with rows
+        if len(self._waiting) < most:
+            self._waiting.append(kept)
+        else:
+            place = int(self.generator.integers(self._since))
+            if place < most:  # each batch since the last comparison has the same chance
+                self._waiting[place], kept = kept, self._waiting[place]
+            self._light.append(kept.without_parts())
+        most = COARSE if self._coarse(kept.logits) else HELD
+        if sum(map(len, (*self._waiting, *self._light))) >= min(most, max(HELD_BYTES // one, samples // SHARE)):
+            self._queue(plan)
+
+    def settle(self, plan: Plan) -> None:
+        """Compare all samples that wait, and read all comparisons."""
+        if self._since:
+            self._queue(plan)
+        while self._queued:
+            self._read(self._queued.pop(0), plan)
+        super().settle(plan)
+
+    def _queue(self, plan: Plan) -> None:
+        if not self._since:
+            return
+        whole, light = self._waiting, self._light
+        rows = sum(map(len, whole))
+        weights = self.generator.normal(size=rows + sum(map(len, light)))
+        weights[rows:] = 0  # their gradients are not compared
+        comparison = Comparison([*whole, *light], plan, sent(torch.from_numpy(weights), whole[0].logits.device))
+        self._take_memory(4 * sum(kept.bytes for kept in whole))
+        self._queued.append(_Queued(whole, self._begun(comparison), self._alone(whole[-1])))
+        self._waiting, self._light, self._since = [], [], 0  # only now: what runs out of memory is tried again
+        if len(self._queued) > 1:  # the device has long done it
+            self._read(self._queued.pop(0), plan)
+
+    def _take_memory(self, size: int) -> None:
+        """For the next comparison, at once: piece by piece it takes longer than the comparison."""
+        if self._device.type == "cuda":
+            with suppress(torch.OutOfMemoryError):
+                torch.empty(min(MEMORY_BYTES, size), dtype=torch.uint8, device=self._device)
+
+    def _begun(self, comparison: Comparison) -> Unread:
+        """In the memory format of the planned pass, unless the model does not take that."""
+        given, form = (self.model, self.parameters, self.objective), in_channels_last(comparison.samples)
+        if form is not None:
+            try:
+                return comparison.begun(*given, form, order=2)
+            except Exception as error:
+                if out_of_memory(error):
+                    raise
+        return comparison.begun(*given, order=2)
+
+    def tolerated(self, tensor: Tensor) -> float:
+        """Of gradients. A ReLU that flips by rounding to TF32 changes the norm of one by some percent; a sample that is not itself, of
+        sixteen, by a quarter."""
+        return allowed(tensor) if self._coarse(tensor) and not self._patient else super().tolerated(tensor)
+
+    def _coarse(self, tensor: Tensor) -> bool:
+        return tensor.dtype != torch.float64 and allowed(tensor) > ROUNDED
+
+    def _alone(self, kept: Kept) -> Tensor:
+        with torch.enable_grad():  # torch has other ways without
+            alone = self.objective.logits(self.model, fresh(take(kept.samples, slice(0, 1)))).detach()
+        together = kept.logits[:1]
+        same = alone.shape == together.shape
+        return largest_of([(together, alone)]) if same else torch.tensor([torch.inf, 1.0], dtype=torch.float64)
+
+    def _read(self, queued: _Queued, plan: Plan) -> None:
+        found = queued.unread.read(self.tolerated, super().tolerated)
+        difference, size = queued.alone.tolist()
+        if found.together or not (difference < super().tolerated(queued.whole[0].logits) * size or difference == 0):
+            raise Revised(set())
+        self.confirmed |= found.shown
+        if found.wrong:
+            self._compare(queued.whole, plan, again=False)

@@ -1,0 +1,55 @@
+"""The group of the processes that torchrun started: what does not fit, or does not come, is one line, and soon."""
+
+import socket
+import time
+
+import pytest
+import torch.distributed as distributed
+
+from expunge.errors import InputError
+from expunge.runtime import processes
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """As torchrun sets the environment of a process."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+
+    def start(rank, size):
+        for name, value in {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return start
+
+
+def test_without_torchrun_there_is_no_group(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with processes.of_torchrun():
+        assert not distributed.is_initialized() and processes.world_size() == 1
+
+
+def test_the_group_is_left_at_the_end(started):
+    started(0, 1)
+    with processes.of_torchrun(), processes.of_torchrun():  # the inner one changes nothing
+        assert distributed.is_initialized() and (processes.rank(), processes.world_size()) == (0, 1)
+    assert not distributed.is_initialized()
+
+
+@pytest.mark.parametrize("rank, size", [(2, 2), ("a", 2), (0, "x"), (-1, 2)])
+def test_a_world_size_that_does_not_fit_is_told(rank, size, started):
+    started(rank, size)
+    with pytest.raises(InputError, match=f"RANK: must be a whole number below WORLD_SIZE, as torchrun sets them; found {rank} of {size}"):
+        with processes.of_torchrun():
+            pass
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_come_is_told(started):
+    started(0, 2)
+    began = time.monotonic()
+    with pytest.raises(processes.MissingProcessError, match="the 2 processes of torchrun did not meet within 2 seconds"):
+        with processes.of_torchrun(patience=2):
+            pass
+    assert time.monotonic() - began < 30 and not distributed.is_initialized()
