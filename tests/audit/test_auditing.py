@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import expunge
 from expunge.audit.intervals import auc_interval
@@ -213,6 +213,14 @@ def test_bad_input_is_named():
         "test: must not hold samples of the remain set": lambda: expunge.audit(model, model, forget, remain, ConcatDataset([test, remain])),
         "after: must have as many classes": lambda: run(nn.Linear(12, 6)),
         "retrained: must have as many classes": lambda: run(model, nn.Linear(12, 6)),
+        "retrained: must have as many classes as the original network, 4; its labels must be": lambda: run(model, nn.Linear(12, 3)),
+        "after: must have as many classes as the original network, 4; its labels must be": lambda: run(nn.Linear(12, 3)),
+        "^test: must not be empty": lambda: expunge.audit(model, model, forget, remain, Subset(test, [])),
+        "must not be the forget set|must not hold samples of the forget set": lambda: expunge.audit(model, model, forget, remain, forget),
+        "^test: inputs and targets must be finite": lambda: expunge.audit(
+            model, model, forget, remain, TensorDataset(torch.full_like(test.tensors[0], torch.nan), test.tensors[1])
+        ),
+        "found 1 sample$": lambda: expunge.audit(model, model, Subset(forget, [0]), remain, test),
         "retrained: must be a network, or a list": lambda: run(model, 3),
         "forget: must hold 20 samples or more": lambda: expunge.audit(model, model, Subset(forget, range(5)), remain, test),
         "test: must hold 20 samples or more": lambda: expunge.audit(

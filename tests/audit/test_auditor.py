@@ -6,7 +6,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+from scipy import stats
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "audit_errors.py"
 pytestmark = pytest.mark.slow
@@ -18,12 +20,13 @@ def program():
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["audit_errors"] = module
+    sys.path.insert(0, str(PROGRAM.parent))  # as for a program that is run from there
     spec.loader.exec_module(module)
     return module
 
 
 def test_retrained_networks_pass_and_cheats_do_not(program, tmp_path):
-    networks = program.Networks(tmp_path, epochs=5, count=2)
+    networks = program.Networks(tmp_path, program.SETUPS["digits"](epochs=5, count=2))
     names = ("retrained", "classifier masked", "logit filter", "original itself", "random weights", "neighbours' leak")
     asked = [program.Case("retrained", 4, 1, 1), *(program.Case(name, 4, 0, 1) for name in names)]
     words = {case: program.verdict(case, networks).verdict.word for case in asked}
@@ -40,11 +43,11 @@ def test_every_kind_is_asked_and_nothing_twice(program):
 
 
 def test_no_network_is_its_own_reference(program, tmp_path, monkeypatch):
-    networks = program.Networks(tmp_path, count=20)
+    networks = program.Networks(tmp_path, program.SETUPS["digits"](count=40))
     monkeypatch.setattr(networks, "retrained", lambda label, number: number)
-    for number in range(20):
+    for number in range(40):
         others = networks.references(program.Case("retrained", 1, number, 11))
-        assert len({*others}) == 11 and number not in others and max(others) < 20
+        assert len({*others}) == 11 and number not in others and {other // 20 for other in others} == {number // 20}
 
 
 def test_the_table_counts_what_is_right(program):
@@ -53,3 +56,13 @@ def test_the_table_counts_what_is_right(program):
     assert (row["n"], row["right"], row["verdicts"]) == (3, pytest.approx(2 / 3), {"not distinguished": 2, "partly": 1})
     assert row["low"] < 2 / 3 < row["high"]
     assert program.markdown([row]).splitlines()[2] == "| retrained | 2 of 3 (9–99 %): 2 not distinguished, 1 partly |"
+
+
+def test_rankings_are_compared_as_scipy_does(program):
+    """`program` has put the folder of the benchmarks on the path."""
+    table = importlib.import_module("audit_rank_table")
+    numbers = numpy.random.default_rng(0)
+    for _ in range(20):
+        first, second = numbers.integers(0, 6, (2, 9)).astype(float)  # with ties
+        assert float(table.spearman(first, second)) == pytest.approx(stats.spearmanr(first, second).statistic)
+        assert table.kendall(first, second) == pytest.approx(stats.kendalltau(first, second).statistic)

@@ -102,6 +102,15 @@ def test_driven_away_is_told():
     assert judgement.word == "partly" and judgement.reasons[0].measure == ATTACK and "driven away" in judgement.reasons[0].words
 
 
+@pytest.mark.parametrize(("original", "beside_one", "beside_five"), [(0.62, "not distinguished", "partly"), (1.0, "cosmetic", "cosmetic")])
+def test_a_probe_that_reads_the_original_no_better_convicts_nobody_beside_one_reference(original, beside_one, beside_five):
+    """Networks of other seeds separate a class by more or less, which one of them does not show; beside five it is shown."""
+    read = row("probe, stage 1", original, 0.95, 0.6)
+    assert judge([*of_class(0, 0, (0,)), read], "classes", POLICY).word == beside_one
+    several = row("probe, stage 1", original, 0.95, 0.6, 0.61, 0.59, 0.6, 0.62)
+    assert judge([*of_class(0, 0), several], "classes", POLICY).word == beside_five
+
+
 def test_without_power_it_cannot_tell():
     weak = [row(UNSEEN, 0.97, 0, 0, 0, 0, 0, 0), row(RELEARNED, 0.5, 0.48, 0.47, 0.5, 0.44, 0.52, 0.46)]
     judgement = judge(weak, "classes", POLICY)

@@ -14,7 +14,7 @@ import expunge
 from expunge.audit.membership import confidence
 from expunge.audit.shadow_attacks import method_rates
 from expunge.audit.shadows import Shadows, memberships
-from expunge.errors import InputError, MismatchError
+from expunge.errors import InputError, MismatchError, UncheckedWarning
 from expunge.metrics import logits
 
 
@@ -193,3 +193,11 @@ def test_a_method_must_return_a_model(tmp_path):
     shadows.train()
     with pytest.raises(InputError, match="method: must return the new model; found NoneType"):
         shadows.unlearn(lambda model, forget, remain: None, "nothing")
+
+
+def test_the_same_weights_for_every_seed_are_told(tmp_path):
+    model = build(0)
+    shadows = Shadows(lambda seed: copy.deepcopy(model), plain(), range(20, 40), TUNING, tmp_path, number=4)
+    with pytest.warns(UncheckedWarning, match="build: gives the same weights for every seed"):
+        shadows.train()
+    shadows.train()  # all are there: nothing to tell

@@ -196,6 +196,9 @@ class _Audited:
         try:
             reading = read(network, self.sets, self.objective, self.settings.batch_size, self.settings.sample, argument)
         except InputError as error:
+            if self.first is not None and error.rule.startswith("labels must be in"):  # the original has them all
+                rule = f"must have as many classes as the original network, {self.first['forget'].classes}; its {error.rule}"
+                raise InputError(argument, rule, error.found) from error
             if argument not in ("retrained", "out") or error.argument in (*self.sets, "objective"):
                 raise
             raise InputError(argument, f"must be a network like the original; {error.argument}: {error.rule}", error.found) from error

@@ -52,6 +52,8 @@ def _twins(sets: Mapping[str, Data], name: str, objective: Objective, progress: 
     except InputError as error:
         if error.argument not in ("remain", "forget"):
             raise
+        if not error.rule.startswith(("must not hold samples of the forget", "must not be the forget")):
+            raise InputError("test" if error.argument == "remain" else name, error.rule, error.found) from error
         found = str(error.found)
         equal = int(found.split()[0]) if found.split()[0].isdigit() and "equal" in found else None
         if equal is not None and hasattr(sets["test"], "__len__") and equal <= TWINS * len(sets["test"]):

@@ -222,6 +222,6 @@ def _power(test: Test) -> float:
 def too_few(labels: torch.Tensor, like: torch.Tensor, policy: Policy) -> str | None:
     """What has too few samples for an interval worth a verdict."""
     if len(labels) < policy.samples:
-        return f"forget: {len(labels)} samples"
+        return f"forget: {counted(len(labels), 'sample')}"
     count = int(like.sum())
-    return f"test: {count} samples of the forgotten labels" if count < policy.samples else None
+    return f"test: {counted(count, 'sample')} of the forgotten labels" if count < policy.samples else None

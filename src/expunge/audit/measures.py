@@ -39,7 +39,7 @@ WORDS = {
     DIVERGED: "between mean outputs on forget samples and the original's on unseen ones of their labels, nats; no interval",
     READ_BACK: "the original's own classifier on this network's inner outputs: the smaller share right, of forgotten and of other labels",
     RELEARNED: "mean share of forgotten samples right while a copy trains on all data for a few steps at a small rate",
-    RMIA: "area under the curve of RMIA, forget samples against unseen ones of their labels, by networks never trained on them",
+    RMIA: "area under the curve of RMIA, forget samples against unseen ones of the same label, by networks never trained on them",
     IAM: "the same of 1 − completeness, which interpolates between those networks and the original",
     AGREEMENT: "share of forget samples given the same class as by a retrained network, mean over these",
     NEIGHBOURS: "share of forget samples given to that class, of those that stay, which the original has next",

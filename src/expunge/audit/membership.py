@@ -164,8 +164,10 @@ def completeness_rates(forget: Probabilities, unseen: Probabilities, forget_befo
     Where the original answers as the references do, as it may on unseen samples, completeness is chance. The authors tell forgotten from
     *remain* samples, on which all but the references agree: their area is 1 − that of this function with remain samples as `unseen`.
     """
-    scores = []
-    for samples, before in ((forget, forget_before), (unseen, unseen_before)):
-        original, unlearned, references = map(completeness_signal, (torch.as_tensor(before), samples.audited, samples.references))
-        scores.append(1 - completeness(original, unlearned, references))
-    return attack_rates(scores[0], scores[1])
+    return attack_rates(incompleteness(forget, forget_before), incompleteness(unseen, unseen_before))
+
+
+def incompleteness(samples: Probabilities, before: Any) -> Tensor:
+    """1 − completeness of each sample, from probabilities; `before` are p_y by the original network."""
+    original, unlearned, references = map(completeness_signal, (torch.as_tensor(before), samples.audited, samples.references))
+    return 1 - completeness(original, unlearned, references)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from expunge.audit.intervals import AttackRates
+from expunge.audit.intervals import AttackRates, attack_rates
 from expunge.audit.measures import IAM, RMIA, Subject, Values
-from expunge.audit.membership import Probabilities, completeness_rates, rmia_rates
+from expunge.audit.membership import Probabilities, incompleteness, rmia
 from expunge.audit.reading import Reading
+from expunge.audit.strata import stratified_auc
 
 FEWEST = 10  # unseen samples on each side
 
@@ -18,7 +20,8 @@ def per_sample_attacks(reading: Reading, original: Reading, references: Sequence
     """Areas, and the true positives at 1 % and 0.1 % false positives where there are samples enough for such a rate.
 
     Forgotten samples are told from every other unseen one of their labels; the rest of the test set is RMIA's population, so that no
-    sample is both.
+    sample is both. Areas are within labels, as the loss attack's: p̄ does not take all of a label's difficulty out of RMIA, so another mix
+    of labels would tell by itself. The rates at a share of false alarms have one threshold for all labels.
     """
     like = subject.like(original["test"])
     asked = like & (like.cumsum(0) % 2 == 0)
@@ -35,8 +38,13 @@ def per_sample_attacks(reading: Reading, original: Reading, references: Sequence
         probabilities(name, rows, reading) for name, rows in (("forget", every), ("test", asked), ("test", ~asked))
     )
     before = [original[name].signals[rows].sigmoid() for name, rows in (("forget", every), ("test", asked))]
-    found = {RMIA: rmia_rates(forget, unseen, population), IAM: completeness_rates(forget, unseen, *before)}
-    return {name: value for attack, rates in found.items() for name, value in values_of(attack, rates).items()}
+    labels = original["forget"].labels, original["test"].labels[asked]
+    scores = {
+        RMIA: (rmia(forget, population), rmia(unseen, population)),
+        IAM: (incompleteness(forget, before[0]), incompleteness(unseen, before[1])),
+    }
+    rates = {attack: replace(attack_rates(*pair), area=stratified_auc(*pair, *labels)) for attack, pair in scores.items()}
+    return {name: value for attack, found in rates.items() for name, value in values_of(attack, found).items()}
 
 
 def values_of(attack: str, rates: AttackRates) -> Values:

@@ -17,6 +17,7 @@ from expunge.data.fingerprints import Unreadable, fingerprints
 from expunge.data.labels import as_labels
 from expunge.data.objective import Batch, Objective
 from expunge.errors import DivergedError, InputError, naming
+from expunge.model.checks import check_batch
 from expunge.runtime.modes import eager, in_mode, seeded, unchanged
 
 SAMPLE = 4000  # samples of a set whose features and logits are kept
@@ -116,6 +117,7 @@ def _read_part(
             objective.check_batch(logits.shape, moved, same_batch=True)
             broken = int(logits.isnan().any(1).sum())
             if broken or (logits == torch.inf).any():
+                check_batch(batch, name, objective)  # the data may be what is broken
                 found = f"{broken} of {len(logits)} rows" if broken else "infinite"
                 raise DivergedError(f"{argument}: its logits on {name} are no numbers ({found}): it diverged, nothing was measured")
             if bad := next((place for place, rows in features.items() if not torch.isfinite(rows).all()), None):

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass, replace
@@ -25,7 +26,7 @@ from expunge.data.batches import device_of, measuring_size
 from expunge.data.digest import data_digest
 from expunge.data.indices import resolved, rows_of
 from expunge.data.objective import Objective
-from expunge.errors import InputError, MismatchError
+from expunge.errors import InputError, MismatchError, UncheckedWarning
 from expunge.metrics.predictions import logits
 from expunge.runtime.modes import generator, seeded
 from expunge.runtime.progress import is_shown, track
@@ -129,7 +130,19 @@ class Shadows:
                 self._keep_answers(shadow, "trained", model)  # last: a shadow with answers is done
                 self._path(shadow, "training").unlink(missing_ok=True)
 
+        if len(self._done("trained")) < self.number:
+            self._warn_of_equal_weights()
         return self._work("trained", self.at_once, group, seconds, False, among, noted)
+
+    def _warn_of_equal_weights(self) -> None:
+        first, second = (weights_digest(self._fresh(shadow)) for shadow in (0, 1))
+        if first == second:
+            warnings.warn(
+                "build: gives the same weights for every seed, so the shadows are more alike than networks of other seeds; right where the "
+                "audited network was trained from these weights, else draw fresh ones by the seed",
+                UncheckedWarning,
+                stacklevel=3,
+            )
 
     def unlearn(
         self,

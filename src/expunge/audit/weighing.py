@@ -13,6 +13,8 @@ from expunge.audit.policy import Policy
 from expunge.audit.shadow_measures import JUDGED as BY_SHADOWS
 from expunge.audit.student import reach, spread
 
+PROBE = "probe, "
+
 
 def judged(measure: Measure, kind: Kind) -> Literal["answers", "inside"] | None:
     """Which side a measure speaks for in the verdict; None: it is shown and not judged.
@@ -26,7 +28,7 @@ def judged(measure: Measure, kind: Kind) -> Literal["answers", "inside"] | None:
     of_kind = (UNSEEN,) if kind == "classes" else (ATTACK, RMIA, *BY_SHADOWS)
     if measure.name in (DIVERGENCE, FORGET, NEIGHBOURS, *of_kind):
         return "answers"
-    return "inside" if measure.name in (READ_BACK, RELEARNED) or measure.name.startswith("probe, ") else None
+    return "inside" if measure.name in (READ_BACK, RELEARNED) or measure.name.startswith(PROBE) else None
 
 
 def weigh(measures: Sequence[Measure], kind: Kind, policy: Policy) -> tuple[Test, ...]:
@@ -72,7 +74,10 @@ def _weighed(measure: Measure, side: Literal["answers", "inside"], tests: int, p
     if low is not None and high is not None and low > high:
         low, high = high, low
     found = _found(measure.name, after - reference, gap, margin)
-    if found == "not distinguished" and (detectable is None or detectable > policy.detectable):
+    # Any network's features separate a class, more or less by its seed; how much by the seed, few networks do not show. Where a probe reads
+    # the original no better than these, the margin is of the samples alone, and there is nothing that could be left.
+    blind = networks < policy.seeds and measure.name.startswith(PROBE) and abs(gap) <= margin
+    if blind or (found == "not distinguished" and (detectable is None or detectable > policy.detectable)):
         found = "no power"
     return Test(measure.name, side, before, after, reference, margin, left, low, high, detectable, found)
 

@@ -97,9 +97,13 @@ def run_audit(options: Audit) -> int:
     device = device_named(options.device)
     task = None if options.task is None else load_task(options.task)
 
+    receipts: dict[str, str] = {}  # digests of weights as receipts have them
+
     def networks(argument: str, *paths: str) -> list[Any]:
         if task is not None:
-            return [of_task(task, path, argument, device) for path in paths]
+            loaded = [of_task(task, path, argument, device) for path in paths]
+            receipts[argument] = loaded[-1][1] if loaded else ""
+            return [network for network, _ in loaded]
         return [_named(argument, lambda path=path: load_network(path, device)) for path in paths]
 
     before, after = networks("before", options.before)[0], networks("after", options.after)[0]
@@ -117,12 +121,13 @@ def run_audit(options: Audit) -> int:
     threads = one_thread() if options.dataset == "digits" and task is None else nullcontext()
     with lock_all("out", options.out, ["audit"]), threads, warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", UncheckedWarning)
-        keep, shown, shadows = Folder(Path(options.out) / PARTS), not options.quiet, None
+        keep, shown, shadows, done = Folder(Path(options.out) / PARTS), not options.quiet, None, options.done
         if plan is not None:
             work, prepared = plan
             if not audit_shadows.trained(options, work, prepared, device.type):
                 return 1
             shadows = prepared.ensemble.evidence(prepared.method, prepared.forgotten)
+            done = done or (f"expunge unlearn, {prepared.method!r}" if options.request is not None else "")
         found = audit(
             before,
             after,
@@ -135,10 +140,12 @@ def run_audit(options: Audit) -> int:
             objective=Objective() if task is None else task.objective,
             settings=settings,
             policy=policy,
-            done=options.done,
+            done=done,
             keep=keep,
             progress=shown,
         )
+        if task is not None:
+            found = replace(found, weights={**found.weights, "before": receipts["before"], "after": receipts["after"]})
         write_audit(options.out, found, asdict(options))
     for warning in noted:
         print(f"expunge: {warning.message}", file=sys.stderr, flush=True)

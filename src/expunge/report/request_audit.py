@@ -19,7 +19,7 @@ from expunge.report.audit_files import PAGE
 from expunge.report.audit_page import audit_page
 from expunge.requests.request import told
 from expunge.requests.task import Task
-from expunge.requests.weights import load_weights
+from expunge.requests.weights import digest_of, load_weights, shared_names, weights_of
 from expunge.requests.working import AUDIT
 from expunge.requests.writing import Made
 from expunge.storage.codec import encode
@@ -28,14 +28,15 @@ from expunge.storage.files import write_bytes, write_json
 NUMBERS = "audit.json"
 
 
-def of_task(task: Task, path: str, argument: str, device: Any) -> nn.Module:
-    """A network of the task's with the weights of a file, apart from the task's own."""
+def of_task(task: Task, path: str, argument: str, device: Any) -> tuple[nn.Module, str]:
+    """A network of the task's with the weights of a file, apart from the task's own; and their digest, as a receipt has it."""
     network = copy.deepcopy(task.model)
     try:
-        load_weights(path, network)
+        names = load_weights(path, network)
     except InputError as error:
         raise InputError(argument, error.rule, error.found) from error
-    return network.to(device)
+    digest = digest_of(weights_of(network, names), shared_names(network))
+    return network.to(device), digest
 
 
 def auditing(retrained: Sequence[nn.Module] = (), progress: bool | None = None) -> Callable[[Made, Path], Mapping[str, Any]]:
