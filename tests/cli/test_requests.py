@@ -36,6 +36,34 @@ def test_a_request_is_made_verified_proved_and_undone(here, capsys):
     assert "DOES NOT FIT: back.safetensors: the weights before" in told and told.endswith("1 of these do not fit\n")
 
 
+def test_what_cannot_be_compared_is_not_said_to_fit(here, capsys):
+    """A dataset of one's own shows no tensors: its training samples are compared by some, its test samples not at all."""
+    own = "class Own(torch.utils.data.Dataset):\n    def __init__(self, data):\n        self.data = data\n"
+    own += "    def __len__(self):\n        return len(self.data)\n    def __getitem__(self, row):\n        return self.data[row]\n"
+    own += "plain_train, plain_test = train, test\ndef train():\n    return Own(plain_train())\ndef test():\n    return Own(plain_test())\n"
+    (here / "mytask.py").write_text(f"{TASK}\nimport torch\n{own}")
+    assert cli.main(["unlearn", *MASKED, "--forget", "0-3", "--quiet"]) == 0
+    capsys.readouterr()
+    assert cli.main(["verify", "out/receipt.json", "--task", "mytask.py"]) == 0
+    told = capsys.readouterr().out
+    assert "fits: train(): the data of the receipt, by 64 samples spread over them\nnot compared: test(): data without a digest\n" in told
+    assert told.endswith("all that was compared fits; the receipt says what it does not prove\n")
+
+
+def test_an_audit_of_a_task_names_weights_as_the_receipt_does(here, capsys):
+    assert cli.main(["unlearn", *MASKED, "--forget", "0-39", "--quiet"]) == 0
+    asked = ["--task", "mytask.py", "--before", "model.safetensors", "--after", "out/weights.safetensors", "--forget", "0-39"]
+    assert cli.main(["audit", *asked, "--out", "audit", "--no-relearn", "--quiet"]) == 0
+    audited, receipt = (json.loads((here / name).read_text()) for name in ("audit/result.json", "out/receipt.json"))
+    weights = audited["audit"]["weights"]
+    assert (weights["before"], weights["after"]) == (receipt["weights_before"], receipt["weights_after"])
+
+
+def test_a_dry_run_says_that_few_samples_get_no_audit(here, capsys):
+    assert cli.main(["unlearn", *MASKED, "--forget", "0-3", "--dry-run"]) == 0
+    assert "audit: none can be made, it needs at least 20 forget samples\n" in capsys.readouterr().out
+
+
 def test_quiet_prints_the_result_alone(here, capsys):
     assert cli.main(["unlearn", *MASKED, "--forget", "0-3", "--quiet"]) == 0
     told = capsys.readouterr()
@@ -114,7 +142,7 @@ def test_sums_are_stored_in_shards_merged_and_used(here, capsys):
         (["fisher", "merge", "--out", "sums"], "expunge: stores: must be the folders of shards"),
         (
             ["fisher", "merge", "nothing", "--out", "sums"],
-            "expunge: stores: must be folders that `expunge fisher build` wrote; found nothing",
+            "expunge: stores: must be a folder that `expunge fisher build` wrote; found nothing",
         ),
         (["fisher", "build", "--out", "sums"], "expunge: task: must be given to build a store"),
         (["fisher", "build", "--task", "mytask.py", "--out", "sums"], "expunge: weights: must be given to build a store"),

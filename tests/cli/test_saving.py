@@ -9,6 +9,7 @@ import pytest
 
 from expunge.cli import commands as cli
 from expunge.experiments import construction, profiles
+from expunge.report import comparison
 from expunge.storage.tensors import weights_digest
 from expunge.vision import zoo as training
 from tests.disks import small_disk, small_files
@@ -45,6 +46,25 @@ def test_a_second_demo_takes_the_place_of_the_first(at_once, tmp_path, capsys):
         assert {each["cell"]["scenario"]["label"] for each in result["results"]} == {label}
         weights = {each["weights"]["after"] for each in result["results"]}
         assert {weights_digest(training.load_network(path)) for path in tmp_path.glob("*.safetensors")} == weights
+
+
+@pytest.mark.parametrize("written", [1, 3])
+def test_a_demo_that_was_cut_short_while_it_saved_goes_on(at_once, written, tmp_path, capsys, monkeypatch):
+    """Its networks are there, and no result that lists them: no file of the user's, but its own."""
+    out, plain, calls = tmp_path / "out", comparison.write_bytes, []
+
+    def write(path, content):
+        if len(calls) == written:
+            raise KeyboardInterrupt
+        calls.append(path)
+        plain(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "write_bytes", write)
+        assert cli.main(["demo", *SHORT, "--out", str(out)]) == 130
+    assert len(list(out.glob("*.safetensors"))) == written
+    assert cli.main(["demo", *SHORT, "--out", str(out)]) == 0
+    assert files(out) == {*json.loads((out / "result.json").read_text())["files"]}
 
 
 def test_files_of_the_user_are_neither_replaced_nor_removed(at_once, tmp_path, capsys):

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
 import expunge
+from expunge.cli import main
 from expunge.data.objective import Objective
 from expunge.errors import InputError, MismatchError
 from expunge.integrations.trainer import KeepForRequests
@@ -20,6 +21,7 @@ from expunge.requests.request import fulfil
 from expunge.requests.settings import Settings
 from expunge.requests.task import load_task
 from expunge.requests.verifying import verify
+from tests import processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "requests"
 RECIPE = "\ndef recipe():\n    return expunge.requests.recorded_recipe(__file__.rpartition('/')[0] + '/kept')\n"
@@ -191,3 +193,25 @@ def test_an_optimizer_that_torch_does_not_have_is_given(tmp_path):
         recorded_recipe(tmp_path / "kept")
     assert recorded_recipe(tmp_path / "kept", torch.optim.Adam).optimizer is torch.optim.Adam
     assert any("labels smoothed by 0.1" in line for line in json.loads((tmp_path / "kept" / "recipe.json").read_bytes())["not_kept"])
+
+
+TOGETHER = """
+from pathlib import Path
+from expunge.integrations.trainer import KeepForRequests
+from tests.integrations.test_trainer import task_in, trained
+from expunge.requests.task import load_task
+
+folder = Path(".").resolve()
+trained(folder, load_task(folder / "mytask.py"), KeepForRequests(folder / "kept", folder / "mytask.py", folder / "sums"))
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_training_build_the_store_together(tmp_path, monkeypatch):
+    task_in(tmp_path)
+    processes.printed(processes.start(TOGETHER, tmp_path, 2))
+    monkeypatch.chdir(tmp_path)
+    given = ("--task", "mytask.py", "--weights", "kept/weights.safetensors", "--quiet")
+    assert main(["fisher", "build", *given, "--out", "one"]) == 0
+    one, together = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "sums"))
+    assert one == together and "total.0.safetensors" in one

@@ -108,7 +108,11 @@ class Victim:
             self.endings.append(values(self.folder))
             self.prepare()
         else:
-            raise SystemExit(f"{self.name} ended with {runner.returncode}: {self.folder}.log")
+            raise SystemExit(f"{self.name} ended with {runner.returncode}: {self.said()}")
+
+    def said(self) -> str:
+        """The end of its log, which goes with the folder."""
+        return (self.folder.parent / f"{self.folder.name}.log").read_text(errors="replace")[-2000:]
 
     def wait_for_orphans(self) -> None:
         """Processes whose parent was killed end after what they have in hand."""
@@ -126,7 +130,7 @@ def finish(victim: Victim) -> float:
     started = time.monotonic()
     runner = victim.start()
     if runner.wait() != 0:
-        raise SystemExit(f"{victim.name} ended with {runner.returncode}: {victim.folder}.log")
+        raise SystemExit(f"{victim.name} ended with {runner.returncode}: {victim.said()}")
     victim.wait_for_orphans()
     return time.monotonic() - started
 

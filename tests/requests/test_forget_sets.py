@@ -135,6 +135,7 @@ def test_what_cannot_be_forgotten_is_told_on_one_line(spec, told, tmp_path):
         ("ids.txt", "1 - 3, 5 7", None, "must be the id of a sample"),
         ("ids.csv", 'id,who\n"1,000",a\n', None, "entry 1: must be the id of a sample"),
         ("ids.csv", "id,who\n5,a\n,b\n", None, "entry 2: must be the id of a sample"),
+        ("ids.csv", "id\n1\n3,4\n", None, "line 3: must have no more cells than the first line, 1; found 3, 4"),
         ("ids.csv", "a,b\n1,2\n", None, "column: must name the column of"),
         ("ids.csv", "a,b\n1,2\n", "c", "column: must be one column of"),
         ("ids.csv", "a,id\n1\n", None, "line 2: must have a column id"),

@@ -151,6 +151,55 @@ def test_a_store_that_is_killed_while_it_is_built_is_built_to_the_bit(commands):
 
 
 @pytest.mark.slow
+def test_a_merge_that_is_killed_ends_with_what_one_build_stores(commands):
+    def contents(name):
+        return {path.name: path.read_bytes() for path in sorted((commands.folder / name).iterdir()) if path.name != ".lock"}
+
+    commands.run(*BUILD, "whole")
+    for number in (1, 2):
+        commands.run(*BUILD, f"shard{number}", "--shard", f"{number}/2")
+    merge, generator, kills = ("fisher", "merge", "shard1", "shard2", "--out", "store"), random.Random(0), 0
+    shards = contents("shard1"), contents("shard2")
+    seconds = commands.run(*merge[:-1], "first")
+    for _ in range(20 * KILLS):
+        killed = disturbed(commands, merge, seconds, generator)
+        kills += killed
+        if not killed:
+            assert contents("store") == contents("whole")
+            shutil.rmtree(commands.folder / "store")
+        if kills >= KILLS:
+            break
+    commands.run(*merge)
+    assert contents("store") == contents("whole") and (contents("shard1"), contents("shard2")) == shards
+
+
+@pytest.mark.slow
+def test_an_audit_that_is_killed_says_the_same_in_the_end(commands):
+    commands.run(*UNLEARN, "0-29", "--method", "finetune", "--no-audit")
+    audit = ("audit", "--task", "mytask.py", "--before", "model.safetensors", "--after", "out/weights.safetensors", "--forget", "0-29")
+    audit, generator, kills = (*audit, "--quiet", "--out"), random.Random(0), 0
+    seconds = commands.run(*audit, "whole")
+    whole, names = said(commands.folder / "whole"), {path.name for path in (commands.folder / "whole").iterdir()}
+    for _ in range(20 * KILLS):
+        killed = disturbed(commands, (*audit, "audit"), seconds, generator)
+        kills += killed
+        if (commands.folder / "audit" / "result.json").exists():
+            assert said(commands.folder / "audit") in (None, whole)
+        if not killed:
+            shutil.rmtree(commands.folder / "audit")
+        if kills >= KILLS:
+            break
+    commands.run(*audit, "audit")
+    assert said(commands.folder / "audit") == whole and {path.name for path in (commands.folder / "audit").iterdir()} == names
+
+
+def said(folder):
+    """What an audit found, without its times; None where it is not all written."""
+    content = json.loads((folder / "result.json").read_bytes())
+    return timeless(content["audit"], "") if "audit" in content else None
+
+
+@pytest.mark.slow
 def test_undo_and_prove_write_a_file_whole_or_not_at_all(commands):
     folder, generator, kills = commands.folder, random.Random(0), 0
     commands.run(*UNLEARN, "0-9", *BY_MASK, "--no-audit")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import expunge
+from expunge import fisher
 from expunge.errors import InputError, MismatchError
-from expunge.fisher import FisherSums
-from expunge.requests import sums_building
+from expunge.fisher import FisherSums, chunks
+from expunge.requests import summing
 from expunge.requests.grouping import group_rows
 from expunge.requests.prepared import prepare
 from expunge.requests.request import fulfil, summing_of
@@ -24,16 +25,14 @@ from tests.requests.small import MASK, TASK, request, write_task
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """So that even these data have many."""
-    from expunge.requests import summing
-
-    monkeypatch.setattr(summing, "BLOCK", 8)
-    torch.set_num_threads(1)
+def small_chunks(monkeypatch):
+    """So that even these data have many: two batches of four samples each."""
+    monkeypatch.setattr(summing, "BATCHES", 2)
 
 
 def built(folder, name="store", shard=(1, 1), by=None, asked=None, **others):
     prepared = prepare(asked or request(folder, out="unused"))
+    others = {"batch_size": 4} | others
     build(folder / name, replace(summing_of(prepared), **others), group_rows(prepared.task, by), shard)
     return folder / name
 
@@ -59,30 +58,41 @@ def test_the_sums_are_those_of_a_loop_over_samples(by, tmp_path):
             close(stored.high, fisher_loop(prepared.model, (x, y)))
 
 
+def test_the_sums_are_those_of_by_group_to_the_bit(tmp_path):
+    """One path: what a store holds is what `fisher.by_group` returns."""
+    prepared = prepare(request(tmp_path, out="unused"))
+    labels = group_rows(prepared.task).group
+    groups = fisher.by_group(prepared.model, prepared.task.train, labels, batch_size=4, batches_per_chunk=2)
+    with opened(built(tmp_path)) as store:
+        for name, sums in groups.items():
+            stored = store.sums(f"group-{name}")
+            assert stored.count == sums.count and all(torch.equal(stored.high[key], value) for key, value in sums.sums.items())
+        total = FisherSums.merge(groups.values())
+        assert all(torch.equal(store.sums("total").high[key], value) for key, value in total.sums.items())
+
+
 def test_a_build_that_is_stopped_goes_on_where_it_was(tmp_path, monkeypatch):
     whole = contents(built(tmp_path, "whole"))
-    monkeypatch.setattr(sums_building, "EVERY", 0.0)
     prepared = prepare(request(tmp_path, out="unused"))
-    summing = summing_of(prepared)
     passes = []
-    plain = type(summing).block
+    plain = chunks.diagonal
 
-    def failing(self, rows):
+    def failing(model, data, **others):
         if len(passes) in (2, 7, 12):
             passes.append(None)
             raise KeyboardInterrupt
-        passes.append(tuple(rows))
-        return plain(self, rows)
+        passes.append(tuple(int(label) for _, labels in data for label in labels))
+        return plain(model, data, **others)
 
-    monkeypatch.setattr(type(summing), "block", failing)
+    monkeypatch.setattr(chunks, "diagonal", failing)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
-            build(tmp_path / "store", summing, group_rows(prepared.task))
-    build(tmp_path / "store", summing, group_rows(prepared.task))
-    (tmp_path / "store" / "partial.safetensors").write_bytes(b"left by one that was killed after its last group")
-    build(tmp_path / "store", summing, group_rows(prepared.task))
-    done = [rows for rows in passes if rows is not None]
-    assert len(done) == len({*done}) == 16  # every block once
+            built(tmp_path)
+    built(tmp_path)
+    (tmp_path / "store" / "pass-left").mkdir()  # by one that was killed after it had stored all
+    built(tmp_path)
+    done = [labels for labels in passes if labels is not None]
+    assert len(done) == 16 and sum(map(len, done)) == prepared.task.rows.samples  # every chunk, and every sample, once
     assert contents(tmp_path / "store") == whole
 
 
@@ -93,10 +103,49 @@ def test_shards_are_merged_to_what_one_build_stores(tmp_path):
     assert contents(tmp_path / "merged") == whole
     with pytest.raises(InputError, match="must be complete: run `expunge fisher build` to its end, or merge"):
         fulfil(request(tmp_path, sums=shards[0]))
-    with pytest.raises(InputError, match="out: must be a folder that is new or empty"):
-        merge(shards, tmp_path / "merged")
-    with pytest.raises(InputError, match="stores: must be folders that"):
+    assert merge(shards, tmp_path / "merged").complete and contents(tmp_path / "merged") == whole  # the same command again
+    other = built(tmp_path, "other-batches", (1, 2), batch_size=8)
+    with pytest.raises(MismatchError, match="out: .* holds another store than that of these shards"):
+        merge([other], tmp_path / "merged")
+    assert contents(tmp_path / "merged") == whole
+    with pytest.raises(InputError, match="stores: must be a folder that `expunge fisher build` wrote"):
         merge([tmp_path], tmp_path / "other")
+    with opened(shards[1]), pytest.raises(InputError, match="stores: must not be in use"):
+        merge(shards, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_folder_that_has_some_shards_is_completed_without_summing_them_again(tmp_path, monkeypatch):
+    whole = contents(built(tmp_path, "whole"))
+    built(tmp_path, "store", (2, 3))
+    counts, plain = [], chunks.diagonal
+    monkeypatch.setattr(chunks, "diagonal", lambda *args, **others: counts.append(plain(*args, **others).count) or plain(*args, **others))
+    built(tmp_path, "store")
+    assert sum(counts) == 90  # of 120: a class of 30 was there
+    assert contents(tmp_path / "store") == whole
+
+
+def test_a_stopped_build_does_not_go_on_with_another_version_of_torch(tmp_path, monkeypatch):
+    """Its sums may differ in their last bits."""
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(chunks, "diagonal", lambda *args, **others: (_ for _ in ()).throw(KeyboardInterrupt))
+        built(tmp_path)
+    (listing,) = (tmp_path / "store").glob("pass-*/listing.json")
+    listing.write_text(json.dumps(json.loads(listing.read_text()) | {"torch": "1.0"}))
+    told = "out: .* belongs to a pass with another torch: 1.0 there and .* here; a build that was stopped goes on"
+    with pytest.raises(MismatchError, match=told):
+        built(tmp_path)
+
+
+def test_a_store_of_an_earlier_version_is_refused(tmp_path):
+    store = built(tmp_path)
+    content = json.loads((store / "store.json").read_bytes())
+    (store / "store.json").write_text(json.dumps(content | {"kind": "expunge sums 1"}))
+    before = contents(store)
+    for ask in (lambda: fulfil(request(tmp_path, sums=store)), lambda: built(tmp_path)):
+        with pytest.raises(InputError, match="it is of an earlier version of expunge: build it anew, in a new folder"):
+            ask()
+    assert contents(store) == before
 
 
 def test_a_mask_by_stored_sums_is_that_of_passes(tmp_path):
@@ -109,18 +158,19 @@ def test_a_mask_by_stored_sums_is_that_of_passes(tmp_path):
 def test_a_whole_class_needs_no_pass(tmp_path, monkeypatch):
     store = built(tmp_path)
     asked = request(tmp_path, "label=1", "stored", sums=store)
-    monkeypatch.setattr("expunge.fisher.diagonal", lambda *args, **others: pytest.fail("a pass was made"))
+    monkeypatch.setattr(chunks, "diagonal", lambda *args, **others: pytest.fail("a pass was made"))
     fulfil(asked)
 
 
 def test_a_request_makes_a_pass_over_its_samples_alone(tmp_path, monkeypatch):
-    store, seen, plain = built(tmp_path), [], expunge.fisher.diagonal
+    store, seen, plain = built(tmp_path), [], chunks.diagonal
 
     def counted(model, data, **others):
-        seen.append(len(data))
-        return plain(model, data, **others)
+        sums = plain(model, data, **others)
+        seen.append(sums.count)
+        return sums
 
-    monkeypatch.setattr("expunge.fisher.diagonal", counted)
+    monkeypatch.setattr(chunks, "diagonal", counted)
     fulfil(request(tmp_path, "0-9", "stored", sums=store))
     assert sum(seen) == 10
 
@@ -193,7 +243,6 @@ def test_sums_come_back_to_the_bit():
         (Settings(), "sums: stored sums are for fisher-mask"),
         (Settings("fisher-mask-released"), "found kind=batch"),
         (Settings("fisher-mask", ("kind=expected", "tuning=None")), "holds sums of the kind empirical"),
-        (replace(MASK, threads=2), "threads: must be those the sums were stored with, 1"),
     ],
 )
 def test_settings_that_stored_sums_are_not_for(settings, told, tmp_path):
@@ -202,6 +251,15 @@ def test_settings_that_stored_sums_are_not_for(settings, told, tmp_path):
     with pytest.raises((InputError, MismatchError), match=told):
         fulfil(request(tmp_path, settings=settings, sums=store))
     assert contents(store) == before and not (tmp_path / "out").exists()
+
+
+def test_the_threads_of_a_request_are_its_own(tmp_path):
+    """Those of the store are for the sums alone; a replay uses both."""
+    store = built(tmp_path, threads=2)
+    receipt = fulfil(request(tmp_path, settings=MASK, sums=store))
+    settings = json.loads((tmp_path / "out" / "settings.json").read_bytes())
+    assert (settings["threads"], settings["sums_threads"], receipt.code.threads) == (1, 2, 1)
+    assert all(finding.fits for finding in verify(tmp_path / "out" / "receipt.json", task=tmp_path / "mytask.py"))
 
 
 def test_a_store_of_other_weights_or_data_is_refused(tmp_path):

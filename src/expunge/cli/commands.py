@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from expunge import __version__
@@ -59,7 +60,20 @@ def _main(args: list[str]) -> int:
         return 0
     with uninterrupted():
         command = _parsed(args)
-    return run(command) or 0
+    with _called_back(getattr(command, "task", None)):
+        return run(command) or 0
+
+
+@contextmanager
+def _called_back(task: str | None) -> Iterator[None]:
+    """What the code of a task file raises, as when its samples are read, is one line."""
+    try:
+        yield
+    except (Exception, SystemExit):
+        from expunge.requests.user_code import called_back
+
+        with called_back(task):
+            raise
 
 
 def _parsed(args: list[str]) -> Command:

@@ -26,7 +26,8 @@ class Fisher:
     shard: str
     batch_size: int
     device: str | None
-    threads: int | None
+    threads: int
+    patience: float
     quiet: bool
 
 
@@ -43,11 +44,12 @@ def fisher_command(
     shard: str = "1/1",
     batch_size: int = 128,
     device: str | None = None,
-    threads: int | None = None,
+    threads: int = 1,
+    patience: float = 300,
     quiet: bool = False,
 ) -> Fisher:
     """Store the Fisher sums of your training data once: a request with --sums then costs a pass over its own samples. The same command
-    goes on after a stop.
+    goes on after a stop. Several processes share the pass: torchrun --standalone --nproc_per_node=4 -m expunge fisher build ...
 
     Args:
         do: build a store by a pass over the training data; merge the shards of one.
@@ -60,10 +62,11 @@ def fisher_command(
         shard: Such as 2/4: every fourth group, from the second on; for several machines.
         batch_size: Samples per pass.
         device: cuda if there is one, else cpu.
-        threads: Of the CPU; without it as torch has it.
+        threads: Of the CPU, of each process: sums are the same to the bit for one number of them.
+        patience: Seconds to wait for another process of torchrun that does not come, or finishes nothing.
         quiet: No progress.
     """
-    return Fisher(do, stores, out, task, weights, kind, by, shard, batch_size, device, threads, quiet)
+    return Fisher(do, stores, out, task, weights, kind, by, shard, batch_size, device, threads, patience, quiet)
 
 
 def run_fisher(options: Fisher) -> None:
@@ -74,37 +77,51 @@ def run_fisher(options: Fisher) -> None:
         with uninterrupted():
             from expunge.requests.sums_building import merge
 
-        header = merge(options.stores, options.out)
+        header: Header | None = merge(options.stores, options.out)
     else:
         header = _built(options)
+    if header is None:
+        return
     there = sum(header.file(f"group-{number}") is not None for number in range(len(header.groups)))
     state = "complete" if header.complete else "the other shards are to be merged with it"
     print(f"{options.out}: {there} of {len(header.groups)} groups, {header.samples} samples, {state}")
 
 
-def _built(options: Fisher) -> Header:
+def _built(options: Fisher) -> Header | None:
+    """The header of the store; None on all processes of a torchrun but the first, which speaks for all."""
     if options.stores:
         raise InputError("stores", "are for merge; build has none", options.stores[0])
     if options.task is None or options.weights is None:
         raise InputError("task" if options.task is None else "weights", "must be given to build a store", "none")
     number, shards = _shard(options.shard)
     with uninterrupted():
-        from expunge.requests.grouping import group_rows
-        from expunge.requests.request import one_number_of_threads
+        from expunge.requests.grouping import Grouping, group_rows
         from expunge.requests.summing import Summing
         from expunge.requests.sums_building import build
         from expunge.requests.task import load_task
         from expunge.requests.weights import load_weights
+        from expunge.runtime import processes
         from expunge.runtime.modes import device_named
-        from expunge.validate import check_whole
+        from expunge.validate import check_positive, check_whole
 
     check_whole("batch_size", options.batch_size, minimum=1)
-    check_whole("threads", options.threads or 1, minimum=1, maximum=1024)
-    task, device = load_task(options.task), device_named(options.device)
-    load_weights(options.weights, task.model)
-    with one_number_of_threads(options.threads):
-        summing = Summing(task, task.model.to(device), options.kind, options.batch_size)
-        return build(options.out, summing, group_rows(task, options.by), (number, shards), (lambda line: None) if options.quiet else _say)
+    check_whole("threads", options.threads, minimum=1, maximum=1024)
+    check_positive("patience", options.patience)
+    task = load_task(options.task)
+
+    def prepare() -> dict[str, str]:
+        """Whatever fails here on one process is told to all."""
+        task.model.to(device_named(options.device))
+        load_weights(options.weights or "", task.model)
+        prepared.append((Summing(task, task.model, options.kind, options.batch_size, options.threads), group_rows(task, options.by)))
+        return {"task file": task.digest}
+
+    with processes.of_torchrun(options.patience):
+        prepared: list[tuple[Summing, Grouping]] = []
+        processes.agree(prepare, options.patience)
+        say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
+        header = build(options.out, *prepared[0], (number, shards), say, options.patience, progress)
+        return header if processes.rank() == 0 else None
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -118,7 +118,9 @@ def prove_command(folder: str, /, id: int, out: str) -> Prove:
 def run_unlearn(options: Unlearn) -> None:
     check_folder("out", options.out)
     with uninterrupted():
+        from expunge.audit.policy import load_policy
         from expunge.requests.estimate import estimate
+        from expunge.requests.measuring import has_labels
         from expunge.requests.prepared import Request
         from expunge.requests.request import checked, fulfil
         from expunge.requests.settings import Settings
@@ -129,9 +131,14 @@ def run_unlearn(options: Unlearn) -> None:
     say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
     examine, log = _examine(options, progress), _log(options)
     if options.dry_run:
-        for line in estimate(checked(request)):
+        prepared = checked(request)
+        for line in estimate(prepared):
             print(on_one_line(line), flush=True)
-        if examine is not None:
+        if examine is not None and not has_labels(prepared.task):
+            print("audit: none can be made, it needs class logits and labels")
+        elif examine is not None and len(prepared.rows) < (least := load_policy().samples):
+            print(f"audit: none can be made, it needs at least {least} forget samples")
+        elif examine is not None:
             beside = counted(len(options.retrained), "retrained network") if options.retrained else "no retrained network: it cannot clear"
             print(f"audit: beside {beside}; its time is not in these numbers")
         print(f"nothing was written; without --dry-run the result is in {options.out}/")
@@ -159,7 +166,7 @@ def _examine(options: Unlearn, progress: bool | None) -> Any:
     from expunge.runtime.modes import device_named
 
     device = device_named(options.device)
-    networks = [of_task(load_task(options.task), path, "retrained", device) for path in options.retrained]
+    networks = [of_task(load_task(options.task), path, "retrained", device)[0] for path in options.retrained]
     return auditing(networks, progress)
 
 
@@ -187,11 +194,12 @@ def run_verify(options: Verify) -> int:
     with uninterrupted():
         from expunge.requests.verifying import verify
 
-    wrong = 0
+    wrong, whole = 0, True
     for finding in verify(options.receipt, options.weights, options.task, options.proof, options.key):
-        wrong += not finding.fits
-        print(on_one_line(f"{'fits' if finding.fits else 'DOES NOT FIT'}: {finding.line}"), flush=True)
-    print(f"{wrong} of these do not fit" if wrong else "all fits; the receipt says what it does not prove")
+        wrong, whole = wrong + (not finding.fits), whole and finding.compared
+        print(on_one_line(str(finding)), flush=True)
+    fits = f"all {'' if whole else 'that was compared '}fits; the receipt says what it does not prove"
+    print(f"{wrong} of these do not fit" if wrong else fits)
     return 1 if wrong else 0
 
 

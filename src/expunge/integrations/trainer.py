@@ -18,6 +18,7 @@ from expunge.requests.summing import Summing
 from expunge.requests.sums_building import build
 from expunge.requests.task import Task, load_task
 from expunge.requests.weights import load_weights, save_weights, shared_names, weights_of
+from expunge.runtime import processes
 from expunge.storage.codec import encode
 from expunge.storage.files import check_folder, write_json
 from expunge.storage.folders import RESULT, reserved, signature
@@ -41,7 +42,7 @@ class KeepForRequests(TrainerCallback):
 
     With a `task` file its model() and train() are compared with the Trainer's before the training begins, and the weights that were written
     are loaded into that model. `sums` then names the folder of a store of Fisher sums of the kind `fisher`, which is built by a pass over
-    train().
+    train(), shared by the processes of the training.
     """
 
     def __init__(
@@ -75,8 +76,15 @@ class KeepForRequests(TrainerCallback):
         self._rates[state.global_step] = max(float(group["lr"] or 0.0) for group in optimizer.param_groups)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: nn.Module, optimizer: Any, **others: Any) -> None:
-        if not state.is_world_process_zero:
-            return
+        if state.is_world_process_zero:
+            self._write(args, state, model, optimizer)
+        if self.sums is not None and self.task is not None:
+            processes.told_by_first("the weights are written")
+            task = load_task(self.task)
+            load_weights(Path(self.folder) / WEIGHTS, task.model)
+            build(self.sums, Summing(task, task.model.to(device_of(model)), self.fisher, self.batch_size), group_rows(task))
+
+    def _write(self, args: Any, state: Any, model: nn.Module, optimizer: Any) -> None:
         recipe = self._recipe(args, state, model, getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
 
         def write(new: Path) -> None:
@@ -89,8 +97,6 @@ class KeepForRequests(TrainerCallback):
         if self.task is not None:
             task = load_task(self.task)
             load_weights(Path(self.folder) / WEIGHTS, task.model)
-            if self.sums is not None:
-                build(self.sums, Summing(task, task.model.to(device_of(model)), self.fisher, self.batch_size), group_rows(task))
 
     def _recipe(self, args: Any, state: Any, model: nn.Module, optimizer: Any) -> Recipe:
         name, settings, groups = read_optimizer(optimizer, model)

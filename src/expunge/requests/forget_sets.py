@@ -198,6 +198,9 @@ def _column(text: str, column: str | None, spec: str) -> list[str]:
         return []
     head, *body = lines
     names = [name.strip() for name in head]
+    if long := next((number for number, line in enumerate(body, start=2) if any(cell.strip() for cell in line[len(names) :])), None):
+        found = excerpt(", ".join(body[long - 2]))  # "1,000" without quotes is two cells
+        raise InputError(ARGUMENT, f"{spec}, line {long}: must have no more cells than the first line, {len(names)}", found)
     if column is None:
         if "id" in names:
             column = "id"

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from expunge.data.batches import Data
-from expunge.data.digest import data_digest
 from expunge.data.overlap import check_disjoint
 from expunge.errors import InputError, MismatchError
 from expunge.methods import Method
 from expunge.requests.folder import State, read_state
 from expunge.requests.forget_sets import forget_rows
+from expunge.requests.measuring import check_measurable
 from expunge.requests.settings import Settings, build_method, following, is_described, written
 from expunge.requests.stored_mask import check_method
 from expunge.requests.sums_store import Store, check_fits
@@ -85,6 +85,7 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
     if len(rows) == task.rows.samples:
         found = f"{len(asked)} beside {len(before)} of earlier requests, all there are"
         raise InputError("forget", "must leave samples to keep; where all are to be forgotten, delete the model", found)
+    check_measurable(method, task)
     stored = load_weights(request.weights, task.model)
     model = task.model.to(device)
     prepared = Prepared(task, model, stored, method, settings, rows, tuple(row for row in asked if row not in before), earlier, device)
@@ -94,14 +95,13 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
     if earlier is not None:
         _check_same(prepared, earlier)
         return replace(prepared, replaced=_replaced(prepared, earlier))
+    task.check_order()
     return prepared
 
 
 def settings_for(store: Store, settings: Settings) -> Settings:
     """With the batch size and threads of a store, for sums that are the same to the bit."""
-    if settings.threads not in (None, store.header.threads):
-        raise InputError("threads", f"must be those the sums were stored with, {store.header.threads}", settings.threads)
-    return replace(settings, batch_size=store.header.batch_size, threads=store.header.threads, sums=store.header.by)
+    return replace(settings, batch_size=store.header.batch_size, sums=store.header.by, sums_threads=store.header.threads)
 
 
 def _check_unseen(prepared: Prepared) -> None:
@@ -121,10 +121,10 @@ def _check_same(prepared: Prepared, earlier: State) -> None:
     shared = shared_names(prepared.model)
     if digest_of(weights_of(prepared.model, prepared.stored), shared) != earlier.receipt.weights_before:
         raise MismatchError(f"weights: must be the original ones, which the requests in {earlier.folder} began with")
-    if (found := data_digest(prepared.task.train)) != earlier.receipt.data[
-        "train"
-    ] or prepared.task.rows.samples != earlier.receipt.samples:
-        raise MismatchError(f"task: train() must return the data of the requests in {earlier.folder}; found {found or 'no digest'}")
+    known, found = earlier.receipt.data["train"], prepared.task.data
+    if known not in (None, found) or prepared.task.rows.samples != earlier.receipt.samples:
+        rule = f"train() must return the data of the requests in {earlier.folder}, in their order"
+        raise MismatchError(f"task: {rule}; found {found or 'no digest'}")
 
 
 def _replaced(prepared: Prepared, earlier: State) -> str | None:

@@ -12,6 +12,7 @@ import torch
 
 from expunge.errors import InputError
 from expunge.requests import folder as names
+from expunge.requests.measuring import has_labels, mean_losses
 from expunge.requests.prepared import Prepared, Request, prepare
 from expunge.requests.receipt import Receipt
 from expunge.requests.signing import private_key
@@ -87,8 +88,7 @@ def drawn_from(store: Store, prepared: Prepared, say: Say = lambda line: None) -
     """The sums that a request takes out of a store."""
     dropped = dropped_before(store, prepared)
     say(f"Fisher sums of all but these samples from {store.folder}")
-    with one_number_of_threads(prepared.settings.threads):
-        return draw(store, summing_of(prepared), prepared.rows, dropped)
+    return draw(store, summing_of(prepared), prepared.rows, dropped)
 
 
 def dropped_before(store: Store, prepared: Prepared) -> list[int]:
@@ -98,7 +98,8 @@ def dropped_before(store: Store, prepared: Prepared) -> list[int]:
 
 
 def summing_of(prepared: Prepared) -> Summing:
-    return Summing(prepared.task, prepared.model, check_method(prepared.method).kind, prepared.settings.batch_size)
+    settings = prepared.settings
+    return Summing(prepared.task, prepared.model, check_method(prepared.method).kind, settings.batch_size, settings.sums_threads or 1)
 
 
 def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Made:
@@ -107,7 +108,8 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
     add = f", {len(prepared.new)} of them new" if prepared.earlier is not None else ""
     say(f"forget {len(prepared.rows)} of {task.rows.samples} samples{add}, by {prepared.settings.method}, on {prepared.device}")
     choosing = {"validation": task.validation} if getattr(prepared.method, "takes_validation", False) else {}
-    watched = {"forget": prepared.forget, "test": task.test}
+    measured = {"forget": prepared.forget, "test": task.test}
+    labelled = has_labels(task)
     with one_number_of_threads(prepared.settings.threads), told(say):
         outcome = unlearn(
             prepared.model,
@@ -115,7 +117,7 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
             prepared.remain,
             prepared.method,
             objective=task.objective,
-            watch=watched,
+            watch=measured if labelled else {},
             batch_size=prepared.settings.batch_size,
             progress=progress,
             **choosing,
@@ -133,7 +135,10 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
     before, after = (digest_of(weights_of(model, prepared.stored), shared) for model in (prepared.model, outcome.model))
     if before == after:
         say("warning: no weight was changed, the new weights are the original ones; give another method, or other settings (--set)")
-    return Made(prepared, outcome, before, after, say)
+    losses = {} if labelled else mean_losses(task, prepared.model, outcome.model, measured, prepared.settings.batch_size)
+    if losses:
+        say(f"mean loss: {', '.join(f'{name} {loss}' for name, loss in losses.items())}")
+    return Made(prepared, outcome, before, after, losses, say)
 
 
 @contextmanager

@@ -36,6 +36,8 @@ class Settings:
     """Of torch on a CPU: results are the same to the bit for one number of them."""
     sums: Literal["class", "rows"] | None = None
     """How stored sums that were used are grouped."""
+    sums_threads: int | None = None
+    """Those that the store was built with: its sums, and those of the samples taken from them, have no others."""
 
 
 def following(settings: Settings, earlier: Settings | None) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from torch import nn
@@ -61,13 +62,17 @@ def draw(store: Store, summing: Summing, rows: Sequence[int], dropped: Sequence[
 
     Passes are made over the rows alone; over a whole group none, if the store has it still.
     """
-    lacking_rows = store.grouping.split(dropped)
-    lacking = {group: summing.of(part) for group, part in lacking_rows.items()}
+    grouping = store.grouping
+    lacking_rows, lacking = grouping.split(dropped), summing.by_group(dropped, grouping)
     parts: dict[int, FisherSums] = {}
-    for group, part in store.grouping.split(rows).items():
-        whole = _group(store, group, lacking) if len(part) == int((store.grouping.group == group).sum()) else None
-        again = lacking[group] if part == lacking_rows.get(group) else None
-        parts[group] = whole or again or summing.of(part)
+    others: list[int] = []
+    for group, part in grouping.split(rows).items():
+        whole = _group(store, group, lacking) if len(part) == int((grouping.group == group).sum()) else None
+        if (sums := whole or (lacking[group] if part == lacking_rows.get(group) else None)) is not None:
+            parts[group] = sums
+        else:
+            others += part
+    parts |= summing.by_group(others, grouping)
     total = store.sums(TOTAL)
     assert total is not None
     taken = folded(lacking[group] for group in sorted(lacking)) if lacking else None
@@ -86,7 +91,8 @@ def samples_to_sum(store: Store, rows: Sequence[int], dropped: Sequence[int]) ->
 
 def draw_anew(summing: Summing, grouping: Grouping, rows: Sequence[int]) -> Drawn:
     """The same without a store, by a pass over everything: for a replay."""
-    return Drawn(summing.by_group(rows, grouping), {}, folded(summing.of(grouping.rows(group)) for group in range(len(grouping.names))))
+    groups = (summing.by_group(grouping.rows(group), grouping)[group] for group in range(len(grouping.names)))
+    return Drawn(summing.by_group(rows, grouping), {}, reduce(FisherSums.__add__, groups))
 
 
 def take_out(store: Store, drawn: Drawn, dropped: Sequence[str]) -> None:

@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import nn
 
-from expunge.data.digest import data_digest
 from expunge.errors import InputError, MismatchError
 from expunge.fisher import FisherSums
 from expunge.requests.canonical import canonical, digest
@@ -22,10 +21,12 @@ from expunge.requests.task import Task
 from expunge.requests.weights import file_digest
 from expunge.storage.codec import Count, decode, encode
 from expunge.storage.documents import excerpt, parse_json, read_plain
+from expunge.storage.folders import remove
 from expunge.storage.locks import try_lock
 from expunge.storage.tensors import load_tensors, weights_digest
 
-STORE, ROWS, TOTAL, PARTIAL, LOCK = "store.json", "rows", "total", "partial.safetensors", ".lock"
+STORE, ROWS, TOTAL, PASS, LOCK = "store.json", "rows", "total", "pass-", ".lock"
+EARLIER = "expunge sums 1"  # other chunks: the sums of a request would differ in their last bits
 KINDS = ("empirical", "expected")
 LARGEST = 2**24  # bytes of store.json
 
@@ -44,7 +45,7 @@ class Header:
     files: Mapping[str, str]
     dropped: tuple[str, ...] = ()
     changes: Count = 0
-    kind: Literal["expunge sums 1"] = "expunge sums 1"
+    kind: Literal["expunge sums 2"] = "expunge sums 2"
 
     def content(self) -> bytes:
         """With a digest of its own: any changed byte is noticed."""
@@ -105,8 +106,10 @@ def read_store(path: Path, argument: str) -> Store:
         if not (path / name).is_file() or file_digest(path / name) != expected:
             raise InputError(argument, "must be as `expunge fisher build` left it", f"{name} in {path}, missing or changed")
     for name in os.listdir(path):
-        if name.endswith(".safetensors") and name not in header.files and name != PARTIAL:
+        if name.endswith(".safetensors") and name not in header.files:
             (path / name).unlink()
+        elif name.startswith(PASS) and header.complete:
+            remove(path / name)
     rows = header.file(ROWS)
     assert rows is not None
     return Store(path, header, Grouping(header.groups, load_tensors(path / rows, "expunge groups")[0]["group"]))
@@ -116,6 +119,8 @@ def read_header(path: Path, argument: str) -> Header:
     try:
         content = read_plain(path, LARGEST)
         parsed = parse_json(content)
+        if parsed.get("kind") == EARLIER:
+            raise ValueError("it is of an earlier version of expunge: build it anew, in a new folder")
         own = parsed.pop("digest")
         header = decode(Header, parsed, "the store")
         if digest(canonical(encode(header))) != own or header.content() != content:
@@ -140,7 +145,7 @@ def check_fits(store: Store, task: Task, model: nn.Module, kind: str) -> None:
     header = store.header
     if header.weights != weights_digest(model):
         raise MismatchError(f"sums: {store.folder} is a store of other weights, {header.weights[:12]}")
-    if header.data != data_digest(task.train) or header.samples != task.rows.samples:
+    if header.data != task.data or header.samples != task.rows.samples:
         raise MismatchError(f"sums: {store.folder} is a store of other training data")
     if header.fisher != kind:
         raise MismatchError(f"sums: {store.folder} holds sums of the kind {header.fisher}; the method asks for {kind}")

@@ -7,32 +7,37 @@ import importlib.util
 import inspect
 import os
 import sys
-import traceback
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from expunge.data.batches import Data, as_batches
 from expunge.data.columns import as_dataset
+from expunge.data.digest import data_digest
 from expunge.data.indices import size_of
 from expunge.data.objective import Objective
 from expunge.data.parting import Cuttable, cuttable
-from expunge.errors import ExpungeError, InputError
+from expunge.data.row_digests import row_digest
+from expunge.errors import InputError
 from expunge.requests.sources import import_anew, imported_files
+from expunge.requests.user_code import ARGUMENT, user_code
+from expunge.runtime.modes import seeded
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
 
 NEEDED = ("model", "train", "test")
 OPTIONAL = ("objective", "validation", "recipe", "keys")
-ARGUMENT = "task"
 BATCH_SIZE = 128
+QUICK = 5.0  # seconds: a train() that takes no longer is called twice, at the first request
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Task:
     digest: str  # SHA-256 of the file
     module: ModuleType
     sources: Mapping[str, str]  # SHA-256 of the files that it imports from its folder
+    _seconds: dict[str, float] = field(default_factory=dict, init=False, repr=False, compare=False)  # that its functions took
 
     @cached_property
     def model(self) -> nn.Module:
@@ -105,12 +111,27 @@ class Task:
     @cached_property
     def rows(self) -> Cuttable:
         """The training data by row."""
+        data = self.train
         with self._naming("train"):
-            rows = cuttable(self.train, "train", BATCH_SIZE)
+            rows = cuttable(data, "train", BATCH_SIZE)
         rule = f"train() of {self.path} must return a dataset of at least 2 samples, (x, y), or a loader that reads every row of one once"
         if rows is None or rows.samples != size_of(self.dataset) or rows.samples < 2:
             raise InputError(ARGUMENT, rule, shown(self.train))
         return rows
+
+    @cached_property
+    def data(self) -> str | None:
+        """The training data by a digest, of their tensors or else of some samples; None where reading them twice gives other targets."""
+        with self._naming("train"):
+            return data_digest(self.train) or row_digest(self.rows, self.objective.targets, "train")
+
+    def check_order(self) -> None:
+        """Raise where train() returns other samples, or another order, when it is called again. Not where that takes long."""
+        again = Task(self.path, self.digest, self.module, self.sources)
+        if self.data is None or self._seconds["train"] > QUICK or again.data in (self.data, None):
+            return
+        rule = f"train() of {self.path} must return the same samples in the same order each time, since a sample's id is its row"
+        raise InputError(ARGUMENT, f"{rule}: sort what is listed, and seed generators of your own", "another order in a second call")
 
     @property
     def dataset(self) -> Any:
@@ -148,8 +169,13 @@ class Task:
         return value
 
     def _called(self, name: str) -> Any:
-        with _user_code(f"{name}() of {self.path}", self.path):
-            return getattr(self.module, name)()
+        """What a function of the file returns. All but model() draw the same random numbers in every process, at every call."""
+        drawing = nullcontext() if name == "model" else seeded(0, torch.device("cpu"))
+        began = time.monotonic()
+        with user_code(f"{name}() of {self.path}", self.path), drawing:
+            value = getattr(self.module, name)()
+        self._seconds[name] = time.monotonic() - began
+        return value
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[None]:
@@ -191,7 +217,7 @@ def _executed(name: str, file: Path, shown_path: Path) -> ModuleType:
     if os.fspath(file.parent) not in sys.path:
         sys.path.insert(0, os.fspath(file.parent))
     try:
-        with _user_code(f"importing {shown_path}", shown_path):
+        with user_code(f"importing {shown_path}", shown_path):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
@@ -208,24 +234,3 @@ def _check_function(key: str, function: Any, path: Path) -> None:
         raise InputError(ARGUMENT, f"{key}() of {path} must be callable without arguments", str(error)) from error
     except ValueError:  # a builtin that does not tell
         return
-
-
-@contextmanager
-def _user_code(what: str, path: Path) -> Iterator[None]:
-    """Whatever a user's code raises is told on one line, with the place in the file."""
-    try:
-        yield
-    except ExpungeError:
-        raise
-    except (Exception, SystemExit) as error:
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(ARGUMENT, f"{what} must not raise", f"{line} ({_place(error, path)})") from error
-
-
-def _place(error: BaseException, path: Path) -> str:
-    """The last line of the task file that was run, or of any other where there is none."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if os.path.realpath(frame.filename) == os.path.realpath(path)] or frames
-    return f"{own[-1].filename}, line {own[-1].lineno}"

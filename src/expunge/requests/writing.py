@@ -20,6 +20,7 @@ from expunge.requests import folder as names
 from expunge.requests.commitments import Opening
 from expunge.requests.folder import State
 from expunge.requests.ledger import LEDGER, Entry, head, written
+from expunge.requests.measuring import MeanLoss
 from expunge.requests.prepared import Prepared
 from expunge.requests.receipt import RECEIPT, Receipt, this_code
 from expunge.requests.settings import described
@@ -40,6 +41,7 @@ class Made:
     outcome: Outcome
     weights_before: str
     weights_after: str
+    losses: Mapping[str, MeanLoss]  # where there are no labels, and so no accuracies
     say: Callable[[str], None] = lambda line: None  # tells a line, which the log keeps
     work: Path | None = None
     """A private folder for parts of an examination that take long: it outlives a kill, and is removed at the end."""
@@ -69,6 +71,8 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
     os.chmod(new / names.OPENINGS, 0o600)
     ledger = _kept(earlier, new)
     measured = {"accuracies": [encode(record) for record in (outcome.history[0], outcome.history[-1])], "seconds": outcome.seconds}
+    if made.losses:
+        measured["mean_losses"] = encode(dict(made.losses))
     if outcome.choice is not None:
         measured |= {"goal_met": outcome.choice.goal_met, "missing": list(outcome.choice.missing)}
     if examine is not None:
@@ -88,7 +92,7 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
         mask=file_digest(new / names.EDIT) if outcome.edit is not None else None,
         settings=file_digest(new / names.SETTINGS),
         method=str(settings["used"]),
-        data={"train": data_digest(prepared.task.train), "test": data_digest(prepared.task.test)},
+        data={"train": prepared.task.data, "test": data_digest(prepared.task.test)},
         task=prepared.task.digest,
         code=this_code(device, threads),
         measured=parse_json(json.dumps(measured).encode()),
