@@ -241,6 +241,13 @@ def test_the_mean_is_over_methods_all_settings_have():
     results = [made.result("fisher-mask"), made.result("finetune"), made.result("fisher-mask", cell_network="vgg16")]
     merged = average(settings(results))
     assert [row.label for row in merged.rows] == ["FisherMask"] and len(merged.rows[0].results) == 2
+    assert merged.title == "Mean over 2 models: resnet20 on cifar10, vgg16 on cifar10"
+
+
+def test_the_mean_stands_beside_the_papers_without_a_gap():
+    told = words(html([made.result("fisher-mask"), made.result("fisher-mask", cell_network="vgg16")]))
+    averaged = told[told.index("Mean over 2 models") :]
+    assert "paper 76.3 ± 0.2" in averaged and "average is over 16 models, ours over 2" in averaged
 
 
 def test_the_command_writes_the_page(tmp_path, capsys):

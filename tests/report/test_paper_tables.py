@@ -11,7 +11,7 @@ from expunge.experiments.plans import EXPERIMENTS
 from expunge.experiments.profiles import SMOKE
 from expunge.experiments.results import Relearn
 from expunge.report.formats import FORMATS, comma_separated, latex, markdown, plain, show
-from expunge.report.paper_tables import empty, tables
+from expunge.report.paper_tables import empty, is_comparable, tables
 from tests.report.cases import made, result
 
 
@@ -40,10 +40,36 @@ def test_without_fine_tuning_finetune_is_the_original():
     assert not any(value.best for value in row_of(masked, "w*").values)
 
 
-def test_an_average_is_held_against_one_of_as_many_models():
-    average = [table for table in tables(EXPERIMENTS["table1"], *made("table1")) if table.block == AVERAGE]
-    assert len(average) == 3 and not any(table.compared for table in average)
-    assert row_of(average[1], "FisherMask").values[0].seeds == 6
+def test_an_average_stands_beside_the_papers_with_the_number_of_models():
+    members, found = made("table1")
+    average = [table for table in tables(EXPERIMENTS["table1"], members, found) if table.block == AVERAGE]
+    assert [table.compared for table in average] == [True, True, False]
+    remain = row_of(average[1], "FisherMask").values[0]
+    assert remain.paper == Number(76.3, 0.2) and remain.gap is None and not remain.spread
+    assert remain.mean == pytest.approx(82) and remain.beside == "76.3 ±0.2"
+    assert any(note.startswith("The mean over 2 models, cifar10/resnet20, cifar100/googlenet") for note in average[1].notes)
+    assert any("average over its 16 models: no gap" in note for note in average[1].notes)
+    assert "In brackets: the paper's number." in plain(average) and "over seeds" not in plain(average)
+
+
+def test_an_average_weighs_models_alike_and_needs_all_of_them():
+    members, found = made("table1")
+    first = [entry for entry in members if entry.block == "cifar10/resnet20"]
+    fewer = {digest: each for digest, each in found.items() if digest not in {entry.cell.digest for entry in first[1:]}}
+    average = [table for table in tables(EXPERIMENTS["table1"], members, fewer) if table.block == AVERAGE]
+    lone, other = (row_of(average[1], label).values[0] for label in ("Retrain", "FisherMask"))
+    of_models = [
+        next(row for row in table.rows if row.label == "Retrain").values[0].mean
+        for table in tables(EXPERIMENTS["table1"], members, fewer)
+        if table.view == "best" and table.block != AVERAGE
+    ]
+    assert lone.mean == pytest.approx(sum(of_models) / 2) and of_models[0] != of_models[1]
+    assert other.mean is None and other.text == "1 of 2"
+
+
+def test_sixteen_models_have_a_gap_to_the_papers_average():
+    assert is_comparable("table1", AVERAGE, 16) and not is_comparable("table1", AVERAGE, 15)
+    assert is_comparable("table1", "cifar10/resnet20", 1) and not is_comparable("table2", "cifar10/resnet20", 1)
 
 
 def test_table_two_has_the_papers_average_beside_any_model():

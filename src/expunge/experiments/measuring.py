@@ -30,6 +30,7 @@ from expunge.methods import METHODS, Method, Run
 from expunge.methods.lookup import is_path
 from expunge.metrics import Predictions
 from expunge.model.stages import stage_ends
+from expunge.runtime.checkout import commit
 from expunge.runtime.modes import generator
 from expunge.storage.tensors import weights_digest
 from expunge.unlearning import Record, unlearn
@@ -117,6 +118,7 @@ def reason(error: Exception) -> str:
 
 def surroundings(device: torch.device) -> dict[str, Any]:
     versions = {"expunge": __version__, "torch": torch.__version__, "numpy": numpy.__version__, "python": platform.python_version()}
+    versions |= {"commit": commit()} if commit() else {}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {"versions": versions, "hardware": {"device": device.type, "name": name, "threads": torch.get_num_threads()}}
 

@@ -117,6 +117,9 @@ def save(place: Place, plan: Plan, results: Results, settings: dict[str, Any], m
     earlier = listed(folder, command)
     present = [entry for entry in plan.entries if entry.cell.digest in results]
     networks = {_network(entry): place.network(entry.cell) for entry in present if models and place.network(entry.cell).exists()}
+    # These files are ours, also where the next lines are cut short: what an earlier run wrote stays beside their names.
+    before = read_json(folder / RESULT) if earlier else {}
+    write_json(folder / RESULT, {**before, **signature(command, [PAGE, *networks, *earlier])})
     for name, path in networks.items():
         write_bytes(folder / name, path.read_bytes())
     shown = [results[entry.cell.digest] for entry in present if entry.row != ORIGINAL]  # every table of the page has it as "before"

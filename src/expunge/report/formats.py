@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from expunge.experiments.paper import AVERAGE
 from expunge.report.paper_tables import Table, Value, as_printed
 
 if TYPE_CHECKING:
@@ -23,15 +24,20 @@ def markdown(tables: Sequence[Table]) -> str:
 def _markdown(table: Table) -> str:
     def written(value: Value) -> str:
         ours = f"**{value.ours}**" if value.best else value.ours
-        return ours if value.gap is None else f"{ours} ({value.theirs}; {value.gap:+.1f})"
+        return f"{ours} ({value.beside})" if value.beside else ours
 
     lines = ["| | " + " | ".join(_one_line(column.title) for column in table.columns) + " |", "|---" * (1 + len(table.columns)) + "|"]
     for section, label, values in _lines(table):
         lines.append(
             f"| *{section}* |" + " |" * len(table.columns) if values is None else f"| {label} | " + " | ".join(map(written, values)) + " |"
         )
-    legend = ["In brackets: the paper's number, and the gap."] if table.compared else []
+    legend = [_brackets(table)] if table.compared else []
     return "\n".join([f"### {table.title}", "", *lines, *(["", *map(_item, [*legend, *table.notes])] if legend or table.notes else [])])
+
+
+def _brackets(table: Table) -> str:
+    gaps = any(value.gap is not None for row in table.rows for value in row.values)
+    return "In brackets: the paper's number, and the gap to it." if gaps else "In brackets: the paper's number."
 
 
 def _one_line(title: str) -> str:
@@ -52,7 +58,10 @@ def _latex(table: Table) -> str:
             return _escaped(value.text)
         ours = f"{value.mean:.1f}" + (rf" {{\scriptsize$\pm${value.sd:.1f}}}" if value.spread else "")
         ours = rf"\textbf{{{value.mean:.1f}}}" + ours.removeprefix(f"{value.mean:.1f}") if value.best else ours
-        return ours if value.gap is None or value.paper is None else rf"{ours} ({as_printed(value.paper.value)}; ${value.gap:+.1f}$)"
+        if value.paper is None:
+            return ours
+        gap = "" if value.gap is None else rf"; ${value.gap:+.1f}$"
+        return f"{ours} ({as_printed(value.paper.value)}{gap})"
 
     width = len(table.columns)
     lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{l{'c' * width}}}", r"\toprule"]
@@ -62,7 +71,7 @@ def _latex(table: Table) -> str:
             lines.append(rf"\multicolumn{{{width + 1}}}{{l}}{{\emph{{{_escaped(section)}}}}} \\")
         else:
             lines.append(" & ".join([_escaped(label), *map(written, values)]) + r" \\")
-    caption = ". ".join([table.title, *(["In brackets the paper's number and the gap"] if table.compared else [])])
+    caption = ". ".join([table.title, *([_brackets(table).removesuffix(".")] if table.compared else [])])
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\caption{{{_escaped(caption)}.}}", r"\end{table}"])
 
 
@@ -102,7 +111,7 @@ def _plain(table: Table) -> str:
 
     def written(value: Value) -> str:
         mark = "*" if value.best else " " if marked else ""
-        return value.ours + mark + ("" if value.gap is None else f" ({value.theirs}; {value.gap:+.1f})")
+        return value.ours + mark + (f" ({value.beside})" if value.beside else "")
 
     headings = [column.title.split("\n") for column in table.columns]
     height = max(map(len, headings), default=1)
@@ -118,9 +127,11 @@ def _legend(table: Table, best: str) -> str:
     several = max((value.seeds for row in table.rows for value in row.values), default=0) != 1
     percent = any(column.percent for column in table.columns)
     sentences = [("Percent, mean ± sd over seeds." if percent else "Mean ± sd over seeds.") if several else "Percent; one seed."]
+    if table.block == AVERAGE:
+        sentences = ["Percent."] if percent else []
     if any(column.better for column in table.columns):
         sentences.append(best)
-    return " ".join([*sentences, "In brackets: the paper's number, and the gap to it."] if table.compared else sentences)
+    return " ".join([*sentences, _brackets(table)] if table.compared else sentences)
 
 
 def show(tables: Sequence[Table]) -> None:
@@ -167,8 +178,9 @@ def _drawn(table: Table, places: Sequence[int], stacked: bool) -> Drawn:
 
     def number(value: Value) -> Text:
         text = Text(value.ours, style="bold" if value.best else "" if value.mean is not None else "dim")
-        if value.gap is not None:
+        if value.beside:
             text.append("\n" if stacked else " ").append(value.theirs, style="dim not bold")
+        if value.gap is not None:
             text.append(f" {value.gap:+.1f}", style=f"not bold {_colour(value)}")
         return text
 

@@ -24,7 +24,10 @@ DATASETS = ("cifar10", "cifar100", "mnist", "tiny-imagenet")
 
 @dataclass(frozen=True)
 class Value:
-    """`mean` and `sd` over `seeds`, in percent unless the column says otherwise; `text` in place of a missing mean."""
+    """`mean` and `sd` over `seeds`, in percent unless the column says otherwise; `text` in place of a missing mean.
+
+    `comparable`: whether the gap to the paper's number means anything.
+    """
 
     mean: float | None
     sd: float
@@ -34,6 +37,7 @@ class Value:
     best: bool = False
     digits: int = 1
     settled: bool = False
+    comparable: bool = True
 
     @property
     def spread(self) -> bool:
@@ -42,7 +46,7 @@ class Value:
 
     @property
     def gap(self) -> float | None:
-        return None if self.mean is None or self.paper is None else self.mean - self.paper.value
+        return None if self.mean is None or self.paper is None or not self.comparable else self.mean - self.paper.value
 
     @property
     def ours(self) -> str:
@@ -53,6 +57,11 @@ class Value:
     @property
     def theirs(self) -> str:
         return "" if self.paper is None else f"{as_printed(self.paper.value)} ±{as_printed(self.paper.sd)}"
+
+    @property
+    def beside(self) -> str:
+        """What stands in brackets beside ours: the paper's number, and the gap to it; "" where ours is missing."""
+        return "" if self.mean is None else "; ".join(filter(None, (self.theirs, "" if self.gap is None else f"{self.gap:+.1f}")))
 
 
 def as_printed(number: float) -> str:
@@ -104,7 +113,7 @@ def tables(experiment: Experiment, entries: Sequence[Entry], results: Mapping[st
     if len(measured) > 1:
         parts[AVERAGE] = [entry for entry in entries if entry.block in measured]
     return [
-        _table(experiment, view, block, members, results, len(measured), section)
+        _table(experiment, view, block, members, results, section)
         for block, part in parts.items()
         for view in experiment.views
         for section, members in _split(view, block, part).items()
@@ -119,9 +128,7 @@ def _split(view: str, block: str, entries: Sequence[Entry]) -> dict[str, list[En
     return {section: [entry for entry in entries if entry.section == section] for section in sections}
 
 
-def _table(
-    experiment: Experiment, view: str, block: str, entries: Sequence[Entry], results: Mapping[str, Result], models: int, part: str
-) -> Table:
+def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entry], results: Mapping[str, Result], part: str) -> Table:
     hidden = {_group(entry) for entry in entries if not _shown(results.get(entry.cell.digest), view)}  # by one seed, so by all
     kept = [entry for entry in entries if _group(entry) not in hidden]
     shown = {entry.cell.digest: results[entry.cell.digest] for entry in kept if entry.cell.digest in results}
@@ -129,20 +136,30 @@ def _table(
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in kept:
         groups.setdefault(_group(entry)[1:], []).append(entry)
+    models = list(dict.fromkeys(entry.block for entry in entries))
+    comparable = is_comparable(experiment.name, block, len(models))
     kinds = distinct_labels(dict.fromkeys(entry.row for entry in kept))
     notes = dict.fromkeys(filter(None, (VIEWS[view].note, *(column.note for column in columns))))
     rows = []
     for (section, name, reading, setting), members in groups.items():
         of_seeds = [results.get(entry.cell.digest) for entry in members]
         notes |= {f"{name}: {result.error}": None for result in of_seeds if result is not None and result.error is not None}
-        theirs = paper_numbers(experiment.name, view, block, section, name, models)
+        theirs = paper_numbers(experiment.name, view, block, section, name)
+        by_model = [[results.get(entry.cell.digest) for entry in members if entry.block == model] for model in models]
         rows.append(
             Row(
                 "" if part else section,
                 name,
                 reading,
                 ", ".join(filter(None, (_label(name, kinds[name], reading, view), setting))),
-                tuple(replace(_value(column, of_seeds, name), paper=theirs.get(column.key)) for column in columns),
+                tuple(
+                    replace(
+                        _average([_value(column, of_seeds, name) for of_seeds in by_model]),
+                        paper=theirs.get(column.key),
+                        comparable=comparable,
+                    )
+                    for column in columns
+                ),
                 setting,
             )
         )
@@ -150,8 +167,11 @@ def _table(
         notes["Not all seeds have run yet; numbers are of those that have."] = None
     if view == "best" and any(row.name == REFERENCE for row in rows):
         notes["Retrain is measured at its last epoch: it was not chosen among several."] = None
-    if experiment.name == "table2" and any(value.paper for row in rows for value in row.values) and block != AVERAGE:
-        notes["The paper prints the average over its 16 models, and no number for this one."] = None
+    if block == AVERAGE:
+        notes[f"The mean over {len(models)} models, {', '.join(models)}; where some have no number, how many have one."] = None
+    if not comparable and any(value.paper for row in rows for value in row.values):
+        alone = "" if block == AVERAGE else ", and no number for this one"
+        notes[f"The paper prints the average over its {MODELS} models{alone}: no gap."] = None
     on = {result.best.on for result in shown.values() if result.best is not None}
     title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[part] for part in sorted(on)) or "nothing yet")
     heading = ", ".join(filter(None, (f"{experiment.name}: {experiment.title}", block, part, title)))
@@ -177,11 +197,15 @@ def _shown(result: Result | None, view: str) -> bool:
     return result is None or result.error is not None or VIEWS[view].shows(result)
 
 
-def paper_numbers(experiment: str, view: str, block: str, section: str, name: str, models: int) -> dict[str, Number]:
-    """An average of the paper's stands beside one of ours over as many models, and in table 2, which has nothing else, beside any."""
-    if experiment == "table2" and block.partition("/")[0] in DATASETS:
-        return printed(experiment, view, AVERAGE, section, name)
-    return {} if block == AVERAGE and models < MODELS else printed(experiment, view, block, section, name)
+def paper_numbers(experiment: str, view: str, block: str, section: str, name: str) -> dict[str, Number]:
+    """What the paper prints; in table 2, which has nothing else, its average beside every model."""
+    averaged = experiment == "table2" and block.partition("/")[0] in DATASETS
+    return printed(experiment, view, AVERAGE if averaged else block, section, name)
+
+
+def is_comparable(experiment: str, block: str, models: int) -> bool:
+    """Whether the paper's number is over as many models as ours: its averages are over 16, and table 2 has nothing else."""
+    return models >= MODELS if block == AVERAGE else experiment != "table2"
 
 
 def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
@@ -199,6 +223,18 @@ def _value(column: Column, results: Sequence[Result | None], row: str) -> Value:
     scale = 100 if column.percent else 1
     ours = aggregate(values)
     return Value(scale * (ours.mean or 0.0), scale * (ours.sd or 0.0), ours.count, digits=column.digits, settled=column.settled)
+
+
+def _average(values: Sequence[Value]) -> Value:
+    """The mean of the models' means, every model with the same weight, where all of them have one."""
+    if len(values) == 1:
+        return values[0]
+    means = [value.mean for value in values if value.mean is not None]
+    if not means:
+        return values[0]
+    if len(means) < len(values):
+        return Value(None, 0.0, 0, f"{len(means)} of {len(values)}")
+    return Value(sum(means) / len(means), 0.0, 1, digits=values[0].digits)
 
 
 def _with_best(rows: Sequence[Row], columns: Sequence[Column], view: str) -> list[Row]:

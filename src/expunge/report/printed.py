@@ -7,7 +7,7 @@ from functools import partial
 
 from expunge.experiments import paper
 from expunge.report.page_tables import Printed
-from expunge.report.paper_tables import paper_numbers
+from expunge.report.paper_tables import MODELS, is_comparable, paper_numbers
 from expunge.report.rows import Content, Row, at, shown
 from expunge.vision.recipes import RECIPES
 
@@ -20,8 +20,7 @@ def printed(experiment: str, row: Row, view: str, measure: str) -> Printed | Non
     """In percent. `view`: "masked", "best", "stability", or "before" for the network a method starts from."""
     cell = row.cell
     block = paper.AVERAGE if row.averaged else f"{cell['dataset']}/{cell['network']}"
-    models = len({(result["cell"]["dataset"], result["cell"]["network"]) for result in row.results})
-    numbers = partial(paper_numbers, experiment, block=block, models=models)
+    numbers = partial(paper_numbers, experiment, block=block)
     if view == "before":  # in table 1 the row of Finetune before it is trained
         there = numbers("best", section="", name=paper.ORIGINAL) or numbers("masked", section="", name="finetune")
     else:
@@ -46,6 +45,9 @@ def section(experiment: str, cell: Content) -> str:
 def reason(experiment: str, row: Row, view: str, measure: str) -> str:
     """Why ours and the paper's number are not comparable; "" where they are."""
     cell = row.cell
+    models = len({(result["cell"]["dataset"], result["cell"]["network"]) for result in row.results})
+    if row.averaged and not is_comparable(experiment, paper.AVERAGE, models):
+        return f"the paper's average is over {MODELS} models, ours over {models}"
     if difference := _changed_settings(cell, trained=view == "before" or row.retrained):
         return difference
     if view == "before":

@@ -171,7 +171,8 @@ def average(members: Sequence[Setting]) -> Setting:
     merged = [
         tuple(result for setting in members for row in setting.rows if row.label == label for result in row.results) for label in labels
     ]
-    return Setting(f"Mean over {len(members)} settings", tuple(Row(*parts, averaged=True) for parts in zip(labels, merged, strict=True)))
+    title = f"Mean over {len(members)} models: {', '.join(setting.title.partition(':')[0] for setting in members)}"
+    return Setting(title, tuple(Row(*parts, averaged=True) for parts in zip(labels, merged, strict=True)))
 
 
 def rows(results: Sequence[Content]) -> list[Row]:
