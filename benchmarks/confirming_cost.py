@@ -18,7 +18,7 @@ from measure import Batches, data, median, network, seconds, tensor_cores  # noq
 from networks import CASES  # noqa: E402
 from torch import nn  # noqa: E402
 
-from expunge.fisher import diagonal, engine  # noqa: E402
+from expunge.fisher import adders, diagonal  # noqa: E402
 from expunge.fisher.comparing import Comparison  # noqa: E402
 from expunge.fisher.confirming import Confirmation  # noqa: E402
 
@@ -32,7 +32,7 @@ class Counts:
     compared = comparisons = 0
 
     def __init__(self) -> None:
-        made, begun = engine._confirmation, Comparison.begun
+        made, begun = adders._confirmation, Comparison.begun
 
         def confirmation(*given: Any) -> Confirmation:
             self.compared = self.comparisons = 0
@@ -44,7 +44,7 @@ class Counts:
             self.compared += len(comparison.logits)
             return begun(comparison, *given, **settings)
 
-        engine._confirmation = confirmation
+        adders._confirmation = confirmation
         Comparison.begun = counted  # type: ignore[method-assign]
 
 
@@ -68,7 +68,7 @@ def told(model: nn.Module, batches: Batches, rounds: int, counts: Counts) -> str
     device, times = batches[0][0].device.type, dict[bool, list[float]]({False: [], True: []})
     for number in range(rounds + 1):
         for confirmed in (False, True):
-            engine.CONFIRMED_ON = (device,) if confirmed else ()
+            adders.CONFIRMED_ON = (device,) if confirmed else ()
             taken = seconds(lambda given: diagonal(model, given), batches)
             times[confirmed] += [taken] if number else []
     without, checked = (median(times[confirmed]) for confirmed in (False, True))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import expunge
 
 ROOT = Path(__file__).parents[1]
+AFTER_FAILURE = 5.0  # seconds that the others have to end when one has failed
 # Without it gloo's threads may outlive Python, and the process then aborts after its work is done: about one run in forty here.
-PARTING = """import atexit, torch.distributed
+# And a signal prints the stacks of all threads, for `printed`.
+PARTING = """import atexit, faulthandler, signal, torch.distributed
+faulthandler.register(signal.SIGUSR1)
 atexit.register(lambda: torch.distributed.is_initialized() and torch.distributed.destroy_process_group())
 """
 
@@ -61,15 +67,33 @@ def start(script: str, folder: Path, size: int, *arguments: str) -> list[subproc
 
 
 def printed(processes: list[subprocess.Popen[str]], seconds: float = 120, may_fail: bool = False) -> list[str]:
-    """What each process prints; none may take longer, and none may fail unless that is said."""
-    try:
-        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()  # a later test would be told of it
-    assert may_fail or not any(process.returncode for process in processes), "\n".join(outputs)
+    """What each process prints; none may take longer, and none may fail unless that is said.
+
+    Where one fails the others have a few seconds more: they may wait for it longer than the test may take. What still runs then prints the
+    stacks of its threads, and the error has what all of them printed.
+    """
+    with ThreadPoolExecutor(len(processes)) as readers:
+        reading = [readers.submit(process.communicate) for process in processes]
+        try:
+            end = time.monotonic() + seconds
+            while (late := wait(reading, 0.1).not_done) and time.monotonic() < end:
+                if not may_fail and any(process.poll() for process in processes):
+                    end = min(end, time.monotonic() + AFTER_FAILURE)
+            if late:
+                _show_stacks(processes)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+    outputs = [output.result()[0] for output in reading]
+    everything = "\n".join(f"rank {rank} ({process.returncode}):\n{outputs[rank]}" for rank, process in enumerate(processes))
+    assert not late, f"{len(late)} of {len(processes)} processes did not end:\n{everything}"
+    assert may_fail or not any(process.returncode for process in processes), everything
     return outputs
+
+
+def _show_stacks(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGUSR1)
+    time.sleep(1)  # for them to print

@@ -154,6 +154,23 @@ def test_losses_that_depend_on_the_batch(losses, sizes):
         diagonal(nn.Linear(5, K).double(), list(zip(x.split(sizes), y.split(sizes), strict=True)), objective=Objective(losses=losses))
 
 
+def by_the_last_of_the_rare(logits, targets):
+    """Samples of label 3 are weighted by the last of them."""
+    losses, rare = F.cross_entropy(logits, targets, reduction="none"), targets == 3
+    return torch.where(rare, losses * losses.detach()[rare][-1], losses) if rare.sum() > 1 else losses
+
+
+@pytest.mark.parametrize("place", [6, 10, 14])
+def test_losses_that_couple_two_samples_of_even_numbers(place):
+    """A batch without every second sample would still hold both: which samples go without the others must be drawn."""
+    torch.manual_seed(0)
+    y = torch.arange(64) % 3
+    y[[place, place + 22]] = 3
+    with pytest.raises(InputError, match="objective.losses: must give each sample its own loss"):
+        batches = [(torch.randn(64, 5).double(), y) for _ in range(6)]
+        diagonal(nn.Linear(5, K).double(), batches, objective=Objective(losses=by_the_last_of_the_rare))
+
+
 def of_the_largest(logits, targets):
     losses = F.cross_entropy(logits, targets, reduction="none")
     return torch.where(losses > 4, losses / losses.detach().max(), losses)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from expunge.data.objective import Objective
 from expunge.errors import InputError, ModelError
-from expunge.fisher import diagonal, engine
+from expunge.fisher import adders, diagonal
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.queueing import QueuedConfirmation
 from tests import reference
@@ -30,7 +30,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def confirmed(monkeypatch):
-    monkeypatch.setattr(engine, "CONFIRMED_ON", ("cpu", "cuda"))
+    monkeypatch.setattr(adders, "CONFIRMED_ON", ("cpu", "cuda"))
 
 
 def moved(batches):
@@ -184,7 +184,7 @@ def test_false_alarms_of_rounding_do_no_harm(allow, monkeypatch):
     ]
     model = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 64, K)).eval()
     revised, whole, over = [], [], Doubts.over_the_whole_batch
-    monkeypatch.setattr(engine.Plan, "revise", lambda self, names: revised.append(names))
+    monkeypatch.setattr(adders.Plan, "revise", lambda self, names: revised.append(names))
     monkeypatch.setattr(Doubts, "over_the_whole_batch", lambda *arguments: whole.append(1) or over(*arguments))
     batches = [(torch.randn(64, 3, 16, 16), on_cpu.labels(64)) for _ in range(12)]
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=allow):

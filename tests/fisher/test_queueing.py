@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from expunge.errors import ModelError
-from expunge.fisher import diagonal, engine, queueing
+from expunge.fisher import adders, diagonal, queueing
 from expunge.fisher.comparing import Comparison
 from expunge.fisher.queueing import QueuedConfirmation
 from tests import reference
@@ -48,7 +48,7 @@ def made(monkeypatch):
         return confirmations[-1]
 
     monkeypatch.setattr(test_cuda_confirmed, "DEVICE", "cpu")
-    monkeypatch.setattr(engine, "_confirmation", confirmation)
+    monkeypatch.setattr(adders, "_confirmation", confirmation)
     return confirmations
 
 
@@ -137,7 +137,7 @@ def test_a_parameter_that_no_drawn_sample_shows_is_confirmed_or_looped(made):
 
 def test_a_doubt_of_rounding_is_settled_without_reading_the_data_again(made, monkeypatch):
     monkeypatch.setattr(QueuedConfirmation, "tolerated", lambda self, tensor: 1e-2 if tensor.shape[1:] == (patterns.K,) else 1e-9)
-    monkeypatch.setitem(engine.Confirmation.__init__.__globals__["NOISE"], torch.float32, 0.0)
+    monkeypatch.setitem(adders.Confirmation.__init__.__globals__["NOISE"], torch.float32, 0.0)
     diagonal(network(), data(6))
     assert not made[0]._patient and sum(made[0].doubts.settled.values()) >= 1
 
@@ -156,7 +156,7 @@ def test_errors_show_through_coarse_tolerances(coarse):
 
 @pytest.mark.parametrize("place", [0, 7, 15])
 def test_of_sixteen_samples_one_that_is_another_stands_out(coarse, comparisons, place, monkeypatch):
-    doubted, kept, number = [], engine._kept, iter(range(99))
+    doubted, kept, number = [], adders._kept, iter(range(99))
     monkeypatch.setattr(QueuedConfirmation, "_compare", lambda self, group, *rest, **settings: doubted.append(len(group)))
 
     def faulty(batch, rows, result, *rest):
@@ -168,7 +168,7 @@ def test_of_sixteen_samples_one_that_is_another_stands_out(coarse, comparisons, 
 
     diagonal(network(), data(16))
     assert not doubted
-    monkeypatch.setattr(engine, "_kept", faulty)
+    monkeypatch.setattr(adders, "_kept", faulty)
     diagonal(network(), data(16))
     assert doubted[0] == 16 and comparisons[:2] == [(16, 16)] * 2
 

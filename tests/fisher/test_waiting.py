@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from expunge.data.objective import Objective
-from expunge.fisher import diagonal, engine
+from expunge.fisher import adders, diagonal
 from expunge.fisher.comparing import NOISE
 from expunge.fisher.confirming import Confirmation
 from expunge.fisher.doubting import BY_BATCH, BY_FORMAT, BY_ROWS, Doubts, in_smaller_company
@@ -49,7 +49,7 @@ def confirmations(monkeypatch):
             comparisons.append(1)
             compare(self, *given, **settings)
 
-    monkeypatch.setattr(engine, "Confirmation", OnCuda)
+    monkeypatch.setattr(adders, "Confirmation", OnCuda)
     monkeypatch.setattr("expunge.fisher.reading.check_batch", lambda *_: None)  # looks at batches before they go to the device
     return made, comparisons
 

@@ -1,5 +1,6 @@
 """A request from end to end: what the folder holds, requests that add up, and bad input that changes nothing."""
 
+import copy
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from expunge.errors import InputError, MismatchError
+from expunge.requests import request as carrying
 from expunge.requests.estimate import estimate
 from expunge.requests.ledger import read_ledger
 from expunge.requests.prepared import prepare
@@ -95,6 +97,25 @@ def test_without_a_method_one_is_chosen(tmp_path):
     assert any(line.startswith("chose ") for line in lines)
     settings = json.loads((tmp_path / "out" / "settings.json").read_bytes())
     assert settings["method"] == "choose" and settings["choice"]["method"] == receipt.method
+
+
+@pytest.mark.parametrize("changed", [True, False])
+def test_a_network_that_was_left_as_it_was_has_not_met_the_goal(changed, tmp_path, monkeypatch):
+    """Whatever was measured: it may have been so before."""
+
+    def unlearn(model, *data, **others):
+        outcome = plain(model, *data, **others)
+        if changed:
+            same = outcome.model
+        else:
+            same, outcome = copy.deepcopy(model), replace(outcome, patch=replace(outcome.patch, edits={}))
+        return replace(outcome, model=same, choice=replace(outcome.choice, goal_met=True, missing=()))
+
+    plain, lines = carrying.unlearn, []
+    monkeypatch.setattr(carrying, "unlearn", unlearn)
+    receipt = fulfil(request(tmp_path, "label=1", settings=Settings(given=("epochs=12",), threads=1)), lines.append)
+    assert receipt.measured["goal_met"] is changed
+    assert ("goal met" in lines) is changed and ("GOAL NOT MET: no weight was changed" in lines) is not changed
 
 
 def test_a_later_request_has_the_method_of_the_folder(tmp_path):

@@ -75,16 +75,16 @@ def test_a_build_that_is_stopped_goes_on_where_it_was(tmp_path, monkeypatch):
     whole = contents(built(tmp_path, "whole"))
     prepared = prepare(request(tmp_path, out="unused"))
     passes = []
-    plain = chunks.diagonal
+    plain = chunks.summed
 
-    def failing(model, data, **others):
+    def failing(model, data, *others):
         if len(passes) in (2, 7, 12):
             passes.append(None)
             raise KeyboardInterrupt
         passes.append(tuple(int(label) for _, labels in data for label in labels))
-        return plain(model, data, **others)
+        return plain(model, data, *others)
 
-    monkeypatch.setattr(chunks, "diagonal", failing)
+    monkeypatch.setattr(chunks, "summed", failing)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             built(tmp_path)
@@ -118,8 +118,8 @@ def test_shards_are_merged_to_what_one_build_stores(tmp_path):
 def test_a_folder_that_has_some_shards_is_completed_without_summing_them_again(tmp_path, monkeypatch):
     whole = contents(built(tmp_path, "whole"))
     built(tmp_path, "store", (2, 3))
-    counts, plain = [], chunks.diagonal
-    monkeypatch.setattr(chunks, "diagonal", lambda *args, **others: counts.append(plain(*args, **others).count) or plain(*args, **others))
+    counts, plain = [], chunks.summed
+    monkeypatch.setattr(chunks, "summed", lambda *args: counts.append(plain(*args)[1]) or plain(*args))
     built(tmp_path, "store")
     assert sum(counts) == 90  # of 120: a class of 30 was there
     assert contents(tmp_path / "store") == whole
@@ -128,7 +128,7 @@ def test_a_folder_that_has_some_shards_is_completed_without_summing_them_again(t
 def test_a_stopped_build_does_not_go_on_with_another_version_of_torch(tmp_path, monkeypatch):
     """Its sums may differ in their last bits."""
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(chunks, "diagonal", lambda *args, **others: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(chunks, "summed", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         built(tmp_path)
     (listing,) = (tmp_path / "store").glob("pass-*/listing.json")
     listing.write_text(json.dumps(json.loads(listing.read_text()) | {"torch": "1.0"}))
@@ -137,10 +137,11 @@ def test_a_stopped_build_does_not_go_on_with_another_version_of_torch(tmp_path, 
         built(tmp_path)
 
 
-def test_a_store_of_an_earlier_version_is_refused(tmp_path):
+@pytest.mark.parametrize("earlier", ["expunge sums 1", "expunge sums 2"])
+def test_a_store_of_an_earlier_version_is_refused(earlier, tmp_path):
     store = built(tmp_path)
     content = json.loads((store / "store.json").read_bytes())
-    (store / "store.json").write_text(json.dumps(content | {"kind": "expunge sums 1"}))
+    (store / "store.json").write_text(json.dumps(content | {"kind": earlier}))
     before = contents(store)
     for ask in (lambda: fulfil(request(tmp_path, sums=store)), lambda: built(tmp_path)):
         with pytest.raises(InputError, match="it is of an earlier version of expunge: build it anew, in a new folder"):
@@ -158,19 +159,19 @@ def test_a_mask_by_stored_sums_is_that_of_passes(tmp_path):
 def test_a_whole_class_needs_no_pass(tmp_path, monkeypatch):
     store = built(tmp_path)
     asked = request(tmp_path, "label=1", "stored", sums=store)
-    monkeypatch.setattr(chunks, "diagonal", lambda *args, **others: pytest.fail("a pass was made"))
+    monkeypatch.setattr(chunks, "summed", lambda *args: pytest.fail("a pass was made"))
     fulfil(asked)
 
 
 def test_a_request_makes_a_pass_over_its_samples_alone(tmp_path, monkeypatch):
-    store, seen, plain = built(tmp_path), [], chunks.diagonal
+    store, seen, plain = built(tmp_path), [], chunks.summed
 
-    def counted(model, data, **others):
-        sums = plain(model, data, **others)
-        seen.append(sums.count)
-        return sums
+    def counted(*args):
+        sums, count = plain(*args)
+        seen.append(count)
+        return sums, count
 
-    monkeypatch.setattr(chunks, "diagonal", counted)
+    monkeypatch.setattr(chunks, "summed", counted)
     fulfil(request(tmp_path, "0-9", "stored", sums=store))
     assert sum(seen) == 10
 

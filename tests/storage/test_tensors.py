@@ -169,6 +169,21 @@ def test_names_that_are_not_unicode(tmp_path):
         load_tensors(write_bytes(tmp_path / f"x{NOT_UNICODE}", b"text"), "some")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/fd"), reason="where descriptors have no names, files that are open are not replaced")
+@pytest.mark.parametrize("after", [1, 9999, 100, None])
+def test_a_file_that_is_replaced_while_it_is_read_is_read_whole(tmp_path, monkeypatch, after):
+    """Between the two times that safetensors opens it: by a smaller or a larger one, by other content of the same length; or removed."""
+    path, opened, times = save_tensors(tmp_path / "file", {"a": torch.ones(100)}, {"kind": "some"}), torch.UntypedStorage.from_file, []
+
+    def replacing(*arguments, **options):
+        times.append(save_tensors(path, {"a": torch.zeros(after)}, {"kind": "some", "more": "!"}) if after else path.unlink())
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", replacing)  # the second time
+    tensors, metadata = load_tensors(path, "some")
+    assert len(times) == 1 and torch.equal(tensors["a"], torch.ones(100)) and metadata == {"kind": "some"}
+
+
 def test_json_that_is_written_can_be_read(tmp_path):
     """A line of an error may name such a file."""
     content = {"error": f"no data: {NOT_UNICODE}", NOT_UNICODE: [1, 0.1, None, True, "λ"]}

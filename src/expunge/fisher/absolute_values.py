@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
-from expunge.fisher import engine, kinds
+from expunge.fisher import adders, kinds
 from expunge.fisher.borrowing import undisturbed
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.comparing import Kept
@@ -60,7 +60,7 @@ class _Adder:
         self.count, self.plan = 0, Plan(looped=list(parameters))
         self.surveyed = False
         self.fitting = Fitting()
-        self.confirms = device_of(model).type in engine.CONFIRMED_ON
+        self.confirms = device_of(model).type in adders.CONFIRMED_ON
         self.confirmation = Confirmation(model, parameters, objective, seed=0)
 
     def add(self, batch: Batch) -> None:

@@ -18,7 +18,8 @@ from expunge.data.objective import Objective, check_objective
 from expunge.errors import naming
 from expunge.fisher import kinds
 from expunge.fisher.borrowing import wanted_parameters
-from expunge.fisher.engine import KINDS, MAX_DRAWS, diagonal
+from expunge.fisher.engine import KINDS, MAX_DRAWS, summed
+from expunge.fisher.lending import LentPlan, UnfitError, lent_plan
 from expunge.fisher.naming import objective_name
 from expunge.fisher.sums import FisherSums
 from expunge.model.copying import unwrapped
@@ -90,7 +91,9 @@ class Pass:
     batch_size: int = 128
     batches_per_chunk: int = BATCHES
     threads: int = 1
-    _names: list[str] = field(default_factory=list, init=False)  # of the parameters, once they are checked
+    probe: Data | None = None  # samples on which every chunk is planned, once, by `lending`; None: each on its own first ones
+    _chosen: dict[str, nn.Parameter] = field(default_factory=dict, init=False)  # once they are checked
+    _lent: list[LentPlan | None] = field(default_factory=list, init=False)  # of this pass, once it is made
     _known: dict[str, str] = field(default_factory=dict, init=False)  # likewise of the weights and the loss
 
     @contextmanager
@@ -111,7 +114,7 @@ class Pass:
 
     def sums(self, part: Sums) -> FisherSums:
         """After the pass: the sums of a group with what they are of, parameters in their order."""
-        ordered = {name: part.sums[name] for name in self._names}
+        ordered = {name: part.sums[name] for name in self._chosen}
         return FisherSums(ordered, part.count, self.kind, self._known["weights"], self._known["objective"])
 
     def _prepare(self) -> tuple[Chunks, Mapping[str, str]]:
@@ -123,26 +126,34 @@ class Pass:
         check_objective(self.objective)
         kinds.check_distribution(self.kind, self.objective)
         model = unwrapped(self.model)
-        self._names[:] = wanted_parameters(model, self.parameters)
+        self._lent.clear()  # the model may have changed since
+        self._chosen.clear()
+        self._chosen.update(wanted_parameters(model, self.parameters))
         self._known.update(weights=weights_digest(model), objective=objective_name(self.objective, self.kind))
-        chosen = hashlib.sha256("\n".join(self._names).encode()).hexdigest()
+        chosen = hashlib.sha256("\n".join(self._chosen).encode()).hexdigest()
         of_draws = {"draws": str(self.draws), "seed": str(self.seed)} if self.kind == "sampled" else {}
         settings = {"kind": self.kind, **self._known, "parameters": chosen, **of_draws, "device": device_of(model).type}
         return cut(self.data, self.batch_size, self.batches_per_chunk, self.groups), settings
 
     def _work(self, chunks: Chunks, number: int) -> Sums:
+        """A function of the chunk and the probe alone: a lent plan that does not hold for the chunk gives way to one of its own."""
+        model, seed = unwrapped(self.model), _seed(self.seed, chunks, number)
+
+        def made(plan: LentPlan | None) -> tuple[dict[str, Tensor], int]:
+            return summed(model, chunks.read(number), self._chosen, self.kind, self.objective, self.draws, seed, False, plan)
+
         with naming("data"):
-            sums = diagonal(
-                self.model,
-                chunks.read(number),
-                kind=self.kind,
-                objective=self.objective,
-                parameters=self._names,
-                draws=self.draws,
-                seed=_seed(self.seed, chunks, number),
-                progress=False,
-            )
-        return Sums(sums.to("cpu").sums, sums.count)
+            try:
+                sums, count = made(self._plan(model))
+            except UnfitError:
+                sums, count = made(None)
+        return Sums({name: value.cpu() for name, value in sums.items()}, count)
+
+    def _plan(self, model: nn.Module) -> LentPlan | None:
+        if not self._lent:
+            probed = self.probe is not None and self.kind != "batch"
+            self._lent.append(lent_plan(model, self._chosen, self.probe, self.objective) if probed else None)
+        return self._lent[0]
 
 
 def _seed(seed: int, chunks: Chunks, number: int) -> int:

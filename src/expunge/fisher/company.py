@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy
 import torch
@@ -19,21 +20,24 @@ ENTRIES = 1 << 18  # of logits whose losses are: of many classes or tokens a par
 
 
 def check_losses(
-    cotangents: Cotangents, logits: Tensor, together: Tensor, noise: Tensor, batch: Batch, objective: Objective, number: int
+    cotangents: Cotangents, logits: Tensor, together: Tensor, noise: Tensor, batch: Batch, objective: Objective, groups: Sequence[Tensor]
 ) -> None:
-    """Raise InputError where the gradient of a sample's loss is another one beside other samples.
-
-    Every second sample goes without the others: neighbours, counts and statistics are other ones there. In the first batch of a call
-    (`number` 0) these go, too, then in turn. Where there are many entries, only every n-th sample goes.
-    """
-    step = max(2, math.ceil(logits.numel() / ENTRIES))
-    for start in (0, 1) if step == 2 and not number else (number % min(step, len(logits)),):
-        rows = slice(start, None, step)
+    """Raise InputError where the gradient of a sample's loss is another one beside its group alone: `groups` holds numbers of samples."""
+    for rows in groups:
+        rows = rows.to(logits.device)
         (apart,) = cotangents(logits[rows], objective.targets(take(batch, rows)), noise[rows])
         error = worst_of_a_row(together[rows], apart)
         if not error < allowed(apart) / 10:
             rule = "must give each sample its own loss; divisions by a count over the batch, batch statistics and pairs of samples do not"
             raise InputError("objective.losses", rule, f"a gradient that changes by {error:.1%} with the rest of the batch")
+
+
+def halves(samples: int, entries: int, generator: numpy.random.Generator) -> tuple[Tensor, Tensor]:
+    """The numbers of a random half of the samples, and of the others, each in their order: neighbours, counts and statistics are other
+    ones there. Where there are many entries of logits, parts of each."""
+    size = math.ceil(samples / max(2, math.ceil(entries / ENTRIES)))
+    order = torch.from_numpy(generator.permutation(samples))
+    return order[:size].sort().values, order[-size:].sort().values
 
 
 def company(samples: int, generator: numpy.random.Generator) -> Tensor:

@@ -15,7 +15,7 @@ from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
-from expunge.fisher.company import check_losses, company, worst_of_a_row
+from expunge.fisher.company import check_losses, company, halves, worst_of_a_row
 from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
@@ -125,7 +125,8 @@ class Confirmation:
         if self._on_cuda:
             return
         if len(result.cotangents) == 1:
-            check_losses(cotangents, result.logits, result.cotangents[0], noise, batch, self.objective, self._batches)
+            groups = halves(len(noise), result.logits.numel(), self.generator)[: 1 if self._batches else 2]  # both of the first batch
+            check_losses(cotangents, result.logits, result.cotangents[0], noise, batch, self.objective, groups)
         self._batches += 1
         if self._accompanied or len(noise) <= FIRST:  # small batches are drawn whole
             return

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-import numpy
-import torch
 from torch import Tensor, nn
 
-from expunge.data.batches import Data, as_batches, batch_size, device_of, take
-from expunge.data.calling import out_of_memory
-from expunge.data.objective import Batch, Objective, check_objective
-from expunge.errors import InputError, ModelError
+from expunge.data.batches import Batches, Data, as_batches, device_of
+from expunge.data.objective import Objective, check_objective
 from expunge.fisher import kinds
-from expunge.fisher.adding import Sums
-from expunge.fisher.batchwise import batch_squares
+from expunge.fisher.adders import Batchwise, Samplewise
 from expunge.fisher.borrowing import undisturbed, wanted_parameters
-from expunge.fisher.closed_forms.audit import Audit
-from expunge.fisher.closed_forms.drawn import Drawn, Part, packed, unpacked
-from expunge.fisher.closed_forms.scratch import Scratch
-from expunge.fisher.comparing import Kept
-from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
-from expunge.fisher.fitting import Fitting
-from expunge.fisher.linearity import check_linear
+from expunge.fisher.confirming import Revised
 from expunge.fisher.naming import objective_name
-from expunge.fisher.planning.description import warn_if_slow
-from expunge.fisher.planning.passes import Pass, closed_forms
-from expunge.fisher.planning.survey import Plan, survey
-from expunge.fisher.queueing import QueuedConfirmation
-from expunge.fisher.reading import Labels, checked
-from expunge.fisher.samples import Squares, batched, looped
+from expunge.fisher.planning.survey import Plan
+from expunge.fisher.reading import checked
 from expunge.fisher.sums import FisherSums
 from expunge.model.copying import unwrapped
-from expunge.runtime.cuda_graphs import GraphedStep, Result
-from expunge.runtime.modes import hooked
-from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
-from expunge.runtime.transfers import sent
 from expunge.storage.digests import digest_beside
 from expunge.validate import check_choice, check_whole
 
-# Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, in which memory, and an audit.
-Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int, Audit | None]], Pass]
-CONFIRMED_ON = ("cpu", "cuda")
 KINDS = ("empirical", "expected", "sampled", "batch")
 MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
@@ -89,11 +65,30 @@ def diagonal(
     check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))
     digest = digest_beside(model)
-    with undisturbed(model, chosen):
+    totals, count = summed(model, data, chosen, kind, objective, draws, seed, progress)
+    return FisherSums(totals, count, kind, digest(), objective_name(objective, kind))
+
+
+def summed(
+    model: nn.Module,
+    data: Batches,
+    parameters: Mapping[str, nn.Parameter],
+    kind: str,
+    objective: Objective,
+    draws: int,
+    seed: int,
+    progress: bool | None = False,
+    plan: Plan | None = None,
+) -> tuple[dict[str, Tensor], int]:
+    """The sums of `diagonal` and of how many samples or batches they are, without its checks of arguments and the digest.
+
+    `plan` is followed, and revised, as one that the first batch would have given.
+    """
+    with undisturbed(model, parameters):
         if kind == "batch":
-            adder: _Batchwise | _Samplewise = _Batchwise(model, chosen, objective)
+            adder: Batchwise | Samplewise = Batchwise(model, parameters, objective)
         else:
-            adder = _Samplewise(model, chosen, objective, kind, draws, seed, data.known)
+            adder = Samplewise(model, parameters, objective, kind, draws, seed, data.known, plan)
         device = device_of(model)
         while True:
             try:
@@ -104,278 +99,4 @@ def diagonal(
                 break
             except Revised as error:
                 adder.restart(error.names)
-    return FisherSums(adder.totals(), adder.count, kind, digest(), objective_name(objective, kind))
-
-
-class _Totals:
-    """Float64 sums across batches: float32 ones would drift after some 10⁵ additions."""
-
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
-        self.model, self.parameters, self.objective = model, parameters, objective
-        self.sums = Sums()
-        self.count = 0
-        self.labels: Labels | None = None  # of the batch that comes
-
-    def commit(self, squares: Squares, count: int) -> None:
-        self.sums.add(squares)
-        self.count += count
-
-    def finish(self) -> None:
-        """The data have ended."""
-
-    def restart(self, names: set[str]) -> None:
-        """Begin again, with another plan for these parameters."""
-        self.sums.clear()
-        self.count = 0
-
-    def totals(self) -> dict[str, Tensor]:
-        for name in self.sums.not_finite():
-            raise ModelError(
-                f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite, or they are beyond "
-                f"the range of {str(self.parameters[name].dtype).removeprefix('torch.')}"
-            )
-        none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.sums}
-        # Squares formed by pairs of positions can come out below zero by a rounding error.
-        return {name: (none if name in none else self.sums)[name].clamp_min_(0).contiguous() for name in self.parameters}
-
-
-class _Batchwise(_Totals):
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
-        super().__init__(model, parameters, objective)
-        step = partial(batch_squares, model, parameters, objective=objective)
-        self.step = _graphed(step) if device_of(model).type == "cuda" and not hooked(model) else step
-
-    def add(self, batch: Batch) -> None:
-        self.commit(self.step(batch), 1)
-
-
-class _Samplewise(_Totals):
-    def __init__(
-        self,
-        model: nn.Module,
-        parameters: Mapping[str, nn.Parameter],
-        objective: Objective,
-        kind: str,
-        draws: int,
-        seed: int,
-        expected: int | None,  # batches
-    ) -> None:
-        super().__init__(model, parameters, objective)
-        self.cotangents, self.scales = kinds.of_kind(kind, objective), kind != "empirical"
-        self.draws, self.seed = draws if kind == "sampled" else 0, int(seed)
-        self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
-        self.confirms = (place := device_of(model).type) in CONFIRMED_ON
-        self.confirmation = _confirmation(place, model, parameters, objective, self.seed, expected)
-        self.plan: Plan | None = None
-        self.revised = False  # once already
-        self.warned = False  # that it is slow
-        self.begun = False
-        self.scratch = Scratch()  # of the step
-        self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
-        self.logits: torch.Size | None = None  # of the last batch
-        self.fitting = Fitting()
-
-    def add(self, batch: Batch) -> None:
-        samples = batch_size(batch)
-        noise = kinds.uniform_noise(self.generator, samples, self.draws).to(tensors(batch)[0].device)
-
-        def add(rows: slice) -> None:
-            part, drawn = (batch, noise) if rows.stop - rows.start == samples else (take(batch, rows), noise[rows])
-            self.commit(self.squares(part, drawn), rows.stop - rows.start)
-
-        self.fitting.add(slice(0, samples), add, self.free)
-
-    def free(self) -> None:
-        self.step = None
-
-    def finish(self) -> None:
-        if self.plan is None:
-            return
-        self.confirmation.settle(self.plan)
-        if self.confirms and self.confirmation.shows_at_the_end:
-            untold = self.untold(self.sums)
-            if untold and _not_zero(untold, self.sums):
-                raise Revised(set())
-        self.warn()
-
-    def untold(self, squares: Squares) -> list[str]:
-        """The parameters of which no drawn sample had a gradient yet."""
-        return [name for name in squares if name not in self.confirmation.confirmed and name not in self.plan_now.looped]
-
-    def warn(self) -> None:
-        """Once per call, where the plan is slow."""
-        if not self.warned and self.plan is not None:
-            self.warned = warn_if_slow(self.plan, list(self.parameters))
-
-    def restart(self, names: set[str]) -> None:
-        """The named parameters go one sample at a time; all of them, where that was not the end of it."""
-        super().restart(names)
-        assert self.plan is not None
-        self.plan.revise(set(self.parameters) if self.revised else names)
-        self.revised, self.step, self.logits = self.revised or bool(names), None, None
-        self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
-        self.confirmation.begin()
-
-    def squares(self, batch: Batch, noise: Tensor) -> Squares:
-        samples = batch_size(batch)
-        if self.scales and not self.begun:
-            check_linear(self.model, self.parameters, batch, self.objective)
-        self.begun = True
-        if samples == 1:  # one sample is its own definition
-            before = self.confirmation.moving()
-            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0, None))
-            if self.confirms:
-                self.confirmation.steady(batch, before)
-            return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
-        if self.plan is None:
-            self.plan = survey(self.model, self.parameters, batch, self.objective)
-            self.warn()
-        if not self.confirms:
-            return self.planned(batch, noise, [])
-        squares = self.planned(batch, noise, self.confirmation.draw(samples, self.plan_now.entries))
-        if self.confirmation.queues(samples):
-            return squares
-        untold = self.untold(squares)
-        if untold and (active := _not_zero(untold, squares)):
-            squares = {name: square.clone() for name, square in squares.items()}  # the next pass writes over them
-            self.confirm(active, batch, noise)
-        return squares
-
-    def confirm(self, names: Sequence[str], batch: Batch, noise: Tensor) -> None:
-        """Compare samples that have a gradient of these parameters: none that was drawn so far has."""
-        having = samples_with_gradient(self.model, self.parameters, names, batch, self.objective)
-        if unfounded := set(names).difference(*having.values()):
-            raise Revised(unfounded)
-        self.confirmation.settle(self.plan_now)
-        self.confirmation.whole = True
-        try:
-            for index in having:
-                self.planned(batch, noise, [index])
-                self.confirmation.settle(self.plan_now)
-        finally:
-            self.confirmation.whole = False
-        if unshown := set(names) - self.confirmation.confirmed - set(self.plan_now.looped):
-            raise Revised(unshown)
-
-    @property
-    def plan_now(self) -> Plan:
-        assert self.plan is not None
-        return self.plan
-
-    def planned(self, batch: Batch, noise: Tensor, drawn: list[int]) -> Squares:
-        """The squares of a batch by the plan, which is changed where it does not hold; the drawn samples are passed on to be compared."""
-        plan = self.plan_now
-        if self.step is None:
-            captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model))
-            self.step = _graphed(self.by(plan)) if captured else self.by(plan)
-        if self.logits is not None and not (self.labels is not None and self.labels.inside(self.logits)):
-            self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
-        rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
-        turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
-        try:
-            result = self.step((batch, noise, rows, turn, slot, self.confirmation.audit(plan, len(noise)) if self.confirms else None))
-        except Exception as error:
-            if out_of_memory(error) or not plan.layouts:
-                raise
-            self.by(Plan())((batch, noise, rows, turn, slot, None))  # the error of the plain model, where it has one
-            plan.revise(set(self.parameters))
-            self.step = None
-            return self.planned(batch, noise, drawn)
-        self.logits = result.logits.shape
-        if result.unexpected:
-            plan.revise(result.unexpected)
-            self.step = None
-            return self.planned(batch, noise, drawn)
-        if result.wrong:  # what was added is not what the drawn samples are compared in
-            raise Revised(result.wrong)
-        if self.confirms and result.reads and not self.confirmation.irregular:
-            self.confirmation.irregular = True
-            return self.planned(batch, noise, self.confirmation.draw(batch_size(batch), plan.entries))
-        if self.confirms:
-            self.confirmation.steady(batch, before)
-            self.confirmation.in_other_company(batch, noise, result, self.cotangents)
-        squares, others = dict(result.squares), list[Part]()
-        if plan.batched:
-            try:
-                drawn_parts = Drawn(rows, result.number)
-                squares |= batched(self.model, plan.batched, batch, result.cotangents, self.objective, drawn=drawn_parts)
-                others = drawn_parts.parts
-            except Exception as error:  # what vmap cannot express for these data
-                if out_of_memory(error):
-                    raise
-                plan.revise(set(plan.batched))
-        if plan.looped:
-            squares |= looped(self.model, plan.looped, batch, result.cotangents, self.objective)
-        if (parts := [*result.parts, *others]) and not rows.is_cuda:
-            entries = sum(part.inputs.numel() + part.slopes.numel() for part in parts) // len(rows)
-            self.scratch.reserve(parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
-        if self.confirms:
-            self.confirmation.add(_kept(batch, rows, result, others, slot, turn), plan, batch_size(batch))
-        return squares
-
-    def by(self, plan: Plan) -> Step:
-        """A pass by the closed forms of this plan. It has no reference to this object, so that there is no cycle and its memory is freed
-        at once."""
-        pick, self.scratch = float(self.confirmation.generator.random()), Scratch()
-        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, self.scratch, pick)
-
-
-def _pass(
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    plan: Plan,
-    cotangents: kinds.Cotangents,
-    objective: Objective,
-    scratch: Scratch,
-    pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
-    given: tuple[Batch, Tensor, Tensor, int | None, int, Audit | None],
-) -> Pass:
-    batch, noise, rows, turn, slot, audit = given
-    drawn, alone = Drawn(rows, turn=turn, slot=slot, audit=audit), []
-
-    def sent(logits: Tensor) -> Sequence[Tensor]:
-        if logits.shape[:1] != (batch_size(batch),):
-            raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
-        outputs = logits.detach()
-        passes = cotangents(outputs, objective.targets(batch), noise)
-        drawn.number = int(pick * len(passes))
-        for row in rows.split(1) if len(rows) else ():
-            alone.append(cotangents(outputs[row], objective.targets(take(batch, row)), noise[row])[drawn.number])
-        return passes
-
-    result = closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch, drawn)
-    result.number, result.alone = drawn.number, torch.cat(alone) if alone else None
-    if rows.is_cuda and result.parts:
-        result.packs = packed(result.parts)
-    return result
-
-
-def _confirmation(
-    place: str, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int, expected: int | None
-) -> Confirmation:
-    if place == "cuda":
-        return QueuedConfirmation(model, parameters, objective, seed, expected)
-    return Confirmation(model, parameters, objective, seed)
-
-
-def _not_zero(names: Sequence[str], squares: Squares) -> list[str]:
-    flags = torch.stack([squares[name].any() for name in names]).tolist()  # the device is waited for once
-    return [name for name, flag in zip(names, flags, strict=True) if flag]
-
-
-def _kept(batch: Batch, rows: Tensor, result: Pass, others: list[Part], slot: int, turn: int | None) -> Kept:
-    """What a pass has kept of its drawn samples, in memory of their own: a CUDA graph writes to the same places again."""
-    assert result.alone is not None
-    alone, parts = result.alone, result.parts
-    if rows.is_cuda:
-        alone = alone.clone()
-        if result.packs is not None:
-            parts = unpacked(parts, {kind: pack.clone() for kind, pack in result.packs.items()})
-    parts = [*parts, *others]
-    logits, cotangents = result.logits[rows], result.cotangents[result.number][rows]
-    return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, turn)
-
-
-def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:
-    """The same step, as a CUDA graph from the second batch of a shape on: launching kernels from Python takes longer than running them."""
-    return GraphedStep(step, warm=1, lasting=False)
+    return adder.totals(), adder.count

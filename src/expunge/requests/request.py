@@ -130,9 +130,12 @@ def carry_out(prepared: Prepared, say: Say, progress: bool | None = None) -> Mad
     changed = {name for name, edit in outcome.patch.edits.items() if len(edit.indices) and name in own}
     if left_out := sorted(changed - {*prepared.stored}):
         raise InputError("weights", "must hold all that the method changes; save the whole state_dict", left_out[0])
+    before, after = (digest_of(weights_of(model, prepared.stored), shared) for model in (prepared.model, outcome.model))
+    if before == after and outcome.choice is not None:  # what is measured was so before, and nothing was forgotten
+        untouched = replace(outcome.choice, goal_met=False, missing=(*outcome.choice.missing, "no weight was changed"))
+        outcome = replace(outcome, choice=untouched)
     for line in str(outcome).splitlines():
         say(line)
-    before, after = (digest_of(weights_of(model, prepared.stored), shared) for model in (prepared.model, outcome.model))
     if before == after:
         say("warning: no weight was changed, the new weights are the original ones; give another method, or other settings (--set)")
     losses = {} if labelled else mean_losses(task, prepared.model, outcome.model, measured, prepared.settings.batch_size)

@@ -1,8 +1,9 @@
 """Compute Fisher sums of any rows in one fixed order, so that the same rows have the same sums, to the bit.
 
-F(S) is folded group by group, within a group chunk by chunk of its rows in rising order, as `fisher.by_group` does it. What was asked
-for before, and in which order, does not enter, nor does the number of processes. A total T from which F(A) was taken is kept as two
-numbers whose sum is exactly T − F(A): with F(A) at hand T comes back to the bit, without it nobody can tell T.
+F(S) is folded group by group, within a group chunk by chunk of its rows in rising order, as `fisher.by_group` does it. All chunks are
+planned on rows 0 and 1 of the task, whichever rows are summed. What was asked for before, and in which order, does not enter, nor does the
+number of processes. A total T from which F(A) was taken is kept as two numbers whose sum is exactly T − F(A): with F(A) at hand T comes
+back to the bit, without it nobody can tell T.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from expunge.data.chunks import BATCHES
 from expunge.fisher import FisherSums
 from expunge.fisher.chunks import Pass
+from expunge.fisher.planning.survey import PROBE
 from expunge.requests.grouping import Grouping
 from expunge.requests.task import Task
 
@@ -44,6 +46,7 @@ class Summing:
             batch_size=self.batch_size,
             batches_per_chunk=BATCHES,
             threads=self.threads,
+            probe=self.task.rows.at(torch.arange(PROBE), True),
         )
 
     def by_group(self, rows: Sequence[int], grouping: Grouping) -> dict[int, FisherSums]:

@@ -42,7 +42,7 @@ def build(
 ) -> Header:
     """Sum the groups of a shard, of number `shard[0]` out of `shard[1]`, and store them; a build that was stopped goes on.
 
-    All processes of a torchrun call it and share the pass, as in `fisher.by_group`, whose chunks and bits these are. Rank 0 has the store's
+    All processes of a torchrun call it and share the pass, as in `fisher.by_group`, whose chunks these are. Rank 0 has the store's
     lock and writes it; where it has ended, another process does.
     """
     path, leads = Path(folder), processes.rank() == 0

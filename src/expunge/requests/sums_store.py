@@ -26,7 +26,7 @@ from expunge.storage.locks import try_lock
 from expunge.storage.tensors import load_tensors, weights_digest
 
 STORE, ROWS, TOTAL, PASS, LOCK = "store.json", "rows", "total", "pass-", ".lock"
-EARLIER = "expunge sums 1"  # other chunks: the sums of a request would differ in their last bits
+EARLIER = ("expunge sums 1", "expunge sums 2")  # other chunks or plans: the sums of a request could differ in their last bits
 KINDS = ("empirical", "expected")
 LARGEST = 2**24  # bytes of store.json
 
@@ -45,7 +45,7 @@ class Header:
     files: Mapping[str, str]
     dropped: tuple[str, ...] = ()
     changes: Count = 0
-    kind: Literal["expunge sums 2"] = "expunge sums 2"
+    kind: Literal["expunge sums 3"] = "expunge sums 3"
 
     def content(self) -> bytes:
         """With a digest of its own: any changed byte is noticed."""
@@ -119,7 +119,7 @@ def read_header(path: Path, argument: str) -> Header:
     try:
         content = read_plain(path, LARGEST)
         parsed = parse_json(content)
-        if parsed.get("kind") == EARLIER:
+        if parsed.get("kind") in EARLIER:
             raise ValueError("it is of an earlier version of expunge: build it anew, in a new folder")
         own = parsed.pop("digest")
         header = decode(Header, parsed, "the store")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from expunge.errors import InputError, MismatchError
 from expunge.storage.documents import excerpt, parse_json
-from expunge.storage.tensors import content_digest, load_tensors, save_tensors
+from expunge.storage.tensors import content_digest, load_tensors, open_tensors, save_tensors
 
 KIND = "weights"
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
@@ -84,10 +84,8 @@ def without_wrapper(stored: Tensors, own: Container[str]) -> Tensors:
 
 
 def _tensors(file: Path) -> Tensors:
-    from safetensors import safe_open
-
     try:
-        with safe_open(file, framework="pt") as opened:
+        with open_tensors(file) as opened:
             metadata = dict(opened.metadata() or {})
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}
     except OSError:

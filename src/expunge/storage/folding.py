@@ -22,7 +22,7 @@ from expunge.errors import InputError, MismatchError
 from expunge.storage.documents import excerpt, named_number, read_json
 from expunge.storage.files import write_json
 from expunge.storage.locks import try_lock, try_lock_and_remove
-from expunge.storage.tensors import load_tensors, save_tensors
+from expunge.storage.tensors import load_tensors, open_tensors, save_tensors
 
 LISTING, TOTAL, KIND = "listing.json", "total.safetensors", "chunk-sums"
 DIGESTS, DIGESTS_KIND = "digests.safetensors", "chunk-digests"
@@ -218,11 +218,9 @@ class FoldedChunks:
             raise InputError("keep", f"must hold the sums of a pass ({excerpt(str(error))})", os.fspath(path)) from error
 
     def _metadata(self, path: Path) -> dict[str, str]:
-        from safetensors import safe_open
-
         try:
-            with safe_open(os.fspath(path), framework="pt") as file:
-                return file.metadata() or {}
+            with open_tensors(path) as file:
+                return dict(file.metadata() or {})
         except OSError:
             raise
         except Exception as error:

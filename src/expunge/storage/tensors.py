@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,13 +50,10 @@ def _in_order(content: bytes) -> tuple[bytes, memoryview]:
 
 def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and metadata of a safetensors file that holds a `kind`, whole and as it was written."""
-    from safetensors import safe_open
-
     if Path(path).exists() and not Path(path).is_file():
         raise InputError("path", "must be a safetensors file", f"{os.fspath(path)}, a folder or device")
     try:
-        # First by Python: safetensors' error about a file that is not there does not name it, and some names it does not take.
-        with open(path, "rb") as opened, safe_open(_in_unicode(path, opened), framework="pt") as file:
+        with open_tensors(path) as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except OSError:
@@ -69,10 +67,20 @@ def load_tensors(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Ten
     return tensors, metadata
 
 
-def _in_unicode(path: str | os.PathLike[str], opened: IO[bytes]) -> str:
-    """The path of an open file, or where that is not Unicode another that leads to it."""
-    name = os.fsdecode(path)
-    return name if name.isascii() or name == name.encode(errors="replace").decode() else f"/dev/fd/{opened.fileno()}"
+@contextmanager
+def open_tensors(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """safetensors' `safe_open` of one file, whatever other processes put in its place meanwhile.
+
+    safetensors opens a path twice, for the header and for the tensors: of two files, if it was replaced in between. Both times this one is
+    opened, by its descriptor; on Windows, which has no such names, a file that is open is not replaced. Python opens it first: what
+    safetensors says of a file that is not there does not name it, and some names it does not take.
+    """
+    from safetensors import safe_open
+
+    with open(path, "rb") as opened:
+        descriptor = f"/dev/fd/{opened.fileno()}"
+        with safe_open(descriptor if os.path.exists(descriptor) else os.fsdecode(path), framework="pt") as file:
+            yield file
 
 
 def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

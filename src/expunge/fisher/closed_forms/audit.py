@@ -27,6 +27,7 @@ class Audit:
     places: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     gradients: dict[str, tuple[Tensor, Tensor, float]] = field(default_factory=dict)  # how far they may be off; and squares, as a part
     squares: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # and how far these may be off
+    added: dict[str, Tensor] = field(default_factory=dict)  # the rows of totals that were complete before the end of the pass
 
     def wants(self, name: str | None) -> bool:
         return name is not None and self.name in (None, name)
@@ -55,6 +56,11 @@ class Audit:
             gradient, error = gradient + self.gradients[name][0], error + self.gradients[name][1]
         self.gradients[name] = gradient, error, part
 
+    def note(self, name: str, total: Tensor) -> None:
+        """The total, whose memory may be used again before the end of the pass."""
+        if name in self.places:
+            self.added[name] = total[self.places[name]].to(torch.float64, copy=True).reshape(-1)
+
     def settle(self) -> None:
         """After a backward pass: square."""
         for name, (gradient, error, part) in self.gradients.items():
@@ -66,8 +72,9 @@ class Audit:
 
     def wrong(self, squares: dict[str, Tensor]) -> set[str]:
         """The parameters whose squares are not those."""
+        rows = {name: squares[name][self.places[name]].double().reshape(-1) for name in self.squares if name in squares} | self.added
         return {
             name
             for name, (expected, slack) in self.squares.items()
-            if name not in squares or bool(((squares[name][self.places[name]].double().reshape(-1) - expected).abs() > slack).any())
+            if name not in rows or bool(((rows[name] - expected).abs() > slack).any())
         }

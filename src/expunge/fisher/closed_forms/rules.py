@@ -54,8 +54,8 @@ class Linear(torch.autograd.Function):
                     assert use.shared is not None
                     use.shared.add_product(use.weight, *((a, g) if ctx.transposed else (g, a)))
                 else:
-                    total = squared_products(a, g, use.scratch, use.weight, active)
-                    use.squares[use.weight] = total.t() if ctx.transposed else total
+                    total = squared_products(a, g, use.scratch, use.scratch.place(use.weight), active)
+                    use.finish(use.weight, total.t() if ctx.transposed else total)
             use.add_bias(gradient, -1)
             back = None
             if ctx.needs_input_grad[2] and active is not None:
@@ -102,7 +102,8 @@ class Convolution(torch.autograd.Function):
                 a, g = (g, a) if ctx.transposed else (a, g)
                 if use.audit is not None:
                     convolution.audit(use.audit, use.weight, a, g, ctx.geometry, use.samples)
-                use.squares[use.weight] = convolution.squares(a, g, ctx.geometry, use.scratch, use.weight, len(a) // use.samples)
+                place = use.scratch.place(use.weight)
+                use.finish(use.weight, convolution.squares(a, g, ctx.geometry, use.scratch, place, len(a) // use.samples))
             use.add_bias(gradient, 1)
             back = None
             if ctx.needs_input_grad[4]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from expunge.fisher.closed_forms.early import PLACE, Early
+
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20}  # what of per-sample tensors is alive at a time
 KEPT_BYTES = 4 << 20  # a weight above is not copied: it would cost memory, and the library's own copy, in every pass, costs little time
 LARGE_BYTES = {"cpu": 384 << 10, "cuda": 256 << 20}  # from here on a sample's product is worth a matmul of its own
@@ -23,6 +25,7 @@ class Scratch:
         ] = {}  # by id; a CUDA graph writes where it was captured, though a larger buffer took the name since
         self._begun: set[str] = set()
         self._weights: dict[str, Tensor] = {}
+        self.early: Early | None = None  # for the next pass
         self._reserved: Tensor | None = None
         self._entries = 0  # per slot
         self._ends: dict[int, int] = {}  # of what is used
@@ -67,6 +70,25 @@ class Scratch:
             self._begun.add(name)
             total.zero_()
         return total
+
+    def add_early(self, early: Early | None) -> None:
+        """Let the next pass add totals early; the memory that these had in an earlier pass is freed."""
+        self.early = early
+        if early is not None:
+            names = {f"total {name}" for name in early.sums}
+            self._buffers = {key: buffer for key, buffer in self._buffers.items() if key[0] not in names}
+
+    def place(self, name: str) -> str:
+        """Under which name the total of this parameter is kept."""
+        return PLACE if self.early is not None and name in self.early.sums else name
+
+    def finish(self, name: str, total: Tensor) -> bool:
+        """The total of this parameter is complete: add it where it may go early; whether it did."""
+        if self.early is None or name not in self.early.sums:
+            return False
+        self.early.add(name, total)
+        self._begun.discard(PLACE)  # the next parameter's starts at zero
+        return True
 
     def channels_last(self, name: str, weight: Tensor) -> Tensor:
         """The weight in channels-last memory: a copy that is kept, since it is the same in every pass, unless it is large."""

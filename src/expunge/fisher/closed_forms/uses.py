@@ -43,6 +43,13 @@ class Use:
     def add(self, name: str, squares: Tensor) -> None:
         self.squares[name] = self.squares[name].add_(squares) if name in self.squares else squares
 
+    def finish(self, name: str, total: Tensor) -> None:
+        """The total of a parameter with one use is complete for this backward pass."""
+        if not self.scratch.finish(name, total):
+            self.squares[name] = total
+        elif self.audit is not None:
+            self.audit.note(name, total)
+
     def rows(self, tensor: Tensor) -> Tensor:
         return self.layout.rows(tensor, self.samples)
 

@@ -62,6 +62,8 @@ def closed_forms(
         if interception.outside:  # their layouts do not hold here, and need not let a backward pass through
             return Pass({}, sent, outputs, interception.outside, interception.reads, [], set())
         wanted = [parameters[name] for name in observed]  # nothing else of the model's or the caller's gets a gradient
+        if len(sent) > 1:
+            scratch.early = None  # no total is complete before the last of the backward passes
         for number, cotangent in enumerate(sent):
             if logits.requires_grad and wanted:
                 if drawn is not None:
