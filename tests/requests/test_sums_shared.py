@@ -28,22 +28,22 @@ class Slow(torch.utils.data.Dataset):
         return len(self.tensors[0])
 
     def batch_of(self, rows):
-        if len(rows) == 2:  # for sums, and not for labels or a digest
+        if len(rows) == 3:  # for sums, and not for a plan, labels or a digest
             with open("read.txt", "a") as file:
                 file.write("\\\\n".join(map(str, rows.tolist())) + "\\\\n")
             time.sleep(float(os.environ.get("PAUSE", "0")))
         return tuple(column[rows] for column in self.tensors)
 
 def train():
-    return Slow(points(528, 1))
+    return Slow(points(792, 1))
 """
-GIVEN = ("fisher", "build", "--task", "mytask.py", "--weights", "model.safetensors", "--batch-size", "2", "--quiet", "--out")
-BUILD = f"import os, sys\nfrom expunge.cli import main\nsys.exit(main([*{GIVEN!r}, *sys.argv[1:]]))"  # 64 samples per chunk, 12 chunks
+GIVEN = ("fisher", "build", "--task", "mytask.py", "--weights", "model.safetensors", "--batch-size", "3", "--quiet", "--out")
+BUILD = f"import os, sys\nfrom expunge.cli import main\nsys.exit(main([*{GIVEN!r}, *sys.argv[1:]]))"  # 96 samples per chunk, 12 chunks
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """With a task of 528 samples that tells which it reads, its weights, and a store built by one process."""
+    """With a task of 792 samples that tells which it reads, its weights, and a store built by one process."""
     write_weights(tmp_path)
     write_task(tmp_path, TASK + SLOW.replace("\\\\n", "\\n"))
     monkeypatch.chdir(tmp_path)
@@ -103,9 +103,9 @@ def test_the_same_store_at_any_number_of_processes(folder):
     processes.printed(processes.start(SAME, folder, 4))
     for size in (2, 3, 4):
         assert contents(folder / f"many-{size}") == contents(folder / "one")
-    assert sorted(rows_read(folder)) == sorted(3 * list(range(528)))  # every sample by one of them, once
+    assert sorted(rows_read(folder)) == sorted(3 * list(range(792)))  # every sample by one of them, once
     with opened(folder / "many-3") as store:
-        assert store.sums("total").count == 528
+        assert store.sums("total").count == 792
 
 
 @pytest.mark.slow
@@ -135,14 +135,14 @@ def test_a_pass_that_was_stopped_goes_on_with_any_number_of_processes(folder, mo
     assert main([*GIVEN, "many"]) == 0
     assert contents(store) == contents(folder / "one")
     again = rows_read(folder)
-    assert len(again) == len({*again}) == 528 - done and done >= 5 * 4  # what was finished was not read again
+    assert len(again) == len({*again}) == 792 - done and done >= 5 * 4  # what was finished was not read again
 
 
 @pytest.mark.slow
 def test_torchrun_replaces_a_process_that_dies(folder):
     dying = "import os\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and os.environ['RANK'] == '1': DIES = True\n"
     task = (folder / "mytask.py").read_text()
-    ends = '        if "DIES" in globals() and len(rows) == 2 and 300 in rows.tolist():\n            os.kill(os.getpid(), 9)\n'
+    ends = '        if "DIES" in globals() and len(rows) == 3 and 300 in rows.tolist():\n            os.kill(os.getpid(), 9)\n'
     (folder / "dying.py").write_text(task.replace("    def batch_of(self, rows):\n", f"    def batch_of(self, rows):\n{ends}") + dying)
     options = ["--standalone", "--nproc_per_node=2", "--max-restarts=1", "--monitor-interval=0.1"]
     given = [part.replace("mytask.py", "dying.py") for part in GIVEN]
@@ -150,7 +150,7 @@ def test_torchrun_replaces_a_process_that_dies(folder):
     own_store = processes.environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", PAUSE="0.02")
     finished = subprocess.run(command, cwd=folder, env=own_store, capture_output=True, text=True, timeout=120)
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout == "many: 4 of 4 groups, 528 samples, complete\n"  # said once
+    assert finished.stdout == "many: 4 of 4 groups, 792 samples, complete\n"  # said once
     assert contents(folder / "many") == contents(folder / "one")
 
 
