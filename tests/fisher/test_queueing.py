@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from expunge.errors import ModelError
 from expunge.fisher import adders, diagonal, queueing
 from expunge.fisher.comparing import Comparison
+from expunge.fisher.doubting import BY_PRECISION
+from expunge.fisher.planning.survey import PROBE
 from expunge.fisher.queueing import QueuedConfirmation
 from tests import reference
 from tests.fisher import patterns, test_cuda_confirmed
@@ -171,6 +174,55 @@ def test_of_sixteen_samples_one_that_is_another_stands_out(coarse, comparisons, 
     monkeypatch.setattr(adders, "_kept", faulty)
     diagonal(network(), data(16))
     assert doubted[0] == 16 and comparisons[:2] == [(16, 16)] * 2
+
+
+class Rough(nn.Module):
+    """Rounds as TF32 does in a deep network: outputs change a little with the company, gradients much."""
+
+    on = True
+
+    def forward(self, x):
+        if not Rough.on or len(x) <= PROBE:  # the survey is without TF32
+            return x
+        wave = torch.sin(1e3 * x.detach() + len(x))
+        return x + (0.03 + 0.001 * wave) * x.detach() + 0.08 * wave * (x - x.detach())
+
+
+@pytest.fixture
+def rough(coarse, monkeypatch):
+    @contextmanager
+    def switched_off():
+        Rough.on = False
+        try:
+            yield
+        finally:
+            Rough.on = True
+
+    monkeypatch.setattr(queueing.tf32, "switched_off", switched_off)
+    monkeypatch.setattr("expunge.fisher.comparing.allowed", lambda tensor: 0.15)
+    monkeypatch.setattr("expunge.fisher.confirming.allowed", lambda tensor: 0.15)
+    return nn.Sequential(*network()[:-1], Rough(), network()[-1])
+
+
+def test_where_tf32_hides_everything_the_plan_is_confirmed_without(rough, made, comparisons, monkeypatch):
+    """The data are read once, no batch is computed in float64, and later comparisons are without TF32."""
+    monkeypatch.setattr(QueuedConfirmation, "_compare", lambda *given, **settings: pytest.fail("settled as on the CPU"))
+    diagonal(rough, data(64))
+    assert not made[0]._patient and made[0]._precise and made[0].doubts.settled == {BY_PRECISION: 2}
+    again = [(16, 16), (1, 1)]  # of the first, and of the second, which was begun when that was read
+    assert comparisons == [(16, 16)] * 2 + again + [(16, 16)] + again + [(16, 16)]
+
+
+@pytest.mark.parametrize("late", [0, 20])
+def test_errors_show_where_tf32_hides_much(rough, made, late):
+    """Frames folded frame by frame, black until then."""
+    model = test_cuda_confirmed.Late()
+    model.image = nn.Sequential(*model.image, Rough())
+    batches = test_cuda_confirmed.late(40, 32, late, torch.float32)
+    found = diagonal(model.eval(), batches).sums
+    assert made[0]._patient == bool(late)
+    expected = patterns.looped(model, batches)
+    assert reference.worst_error({"w": found["video.layer.weight"]}, {"w": expected["video.layer.weight"]}) <= 0.1
 
 
 def test_a_model_that_does_not_take_channels_last(made):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -122,6 +123,13 @@ class Comparison:
         self.names = [name for name in (*plan.layouts, *plan.batched, *plan.idle) if name not in passed]
         self._of_parts = sum(len(kept) for kept in group if kept.parts)  # they come first
         self._attributed: Squares | None = None
+
+    def planned_again(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], plan: Plan, objective: Objective) -> Comparison:
+        """The same with what a planned pass over these samples alone attributes to them, as products are rounded now."""
+        rows, again = torch.arange(len(self.logits), device=self.logits.device), copy(self)
+        kept = keep(model, parameters, plan, self.samples, rows, objective, lambda logits: self.cotangents)
+        again.parts, again._of_parts, again._attributed = [kept.parts], len(rows), None
+        return again
 
     @property
     def attributed(self) -> Squares:

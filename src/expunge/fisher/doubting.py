@@ -34,7 +34,7 @@ from expunge.runtime.nested import map_tensors, tensors
 KEPT_ENTRIES = 1 << 22  # of a copy's weights
 FLIPPED = 0.1  # of a gradient: what is off by more is never put down to the memory format
 Result = TypeVar("Result")
-BY_FORMAT, BY_ROWS, BY_BATCH = "by the memory format", "by the rows", "by the whole batch"
+BY_FORMAT, BY_ROWS, BY_BATCH, BY_PRECISION = "by the memory format", "by the rows", "by the whole batch", "without TF32"
 
 
 class Doubts:

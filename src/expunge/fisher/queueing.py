@@ -2,11 +2,15 @@
 
 A comparison is a pass of many small kernels. Launched while the device still works on batches that were queued before, it costs what its
 kernels take; waited for, it would cost the launches of the comparison and of the next batches, too.
+
+Products rounded to TF32 change the gradients of a deep network by a third and more (ResNet50), and no comparison of them shows anything.
+There the plan is confirmed without TF32, by a planned pass over the drawn samples alone against a plain one.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
@@ -17,17 +21,21 @@ from torch import Tensor, nn
 from expunge.data.batches import take
 from expunge.data.calling import out_of_memory
 from expunge.data.objective import Objective
-from expunge.fisher.comparing import Comparison, Kept, Unread, allowed
+from expunge.fisher.closed_forms import tf32
+from expunge.fisher.comparing import Comparison, Differences, Kept, Unread, allowed, keep
 from expunge.fisher.confirming import FIRST, Confirmation, Revised
-from expunge.fisher.doubting import in_channels_last
-from expunge.fisher.planning.survey import Plan
-from expunge.fisher.samples import fresh, largest_of
+from expunge.fisher.doubting import BY_PRECISION, in_channels_last, in_smaller_company
+from expunge.fisher.planning.survey import Plan, random_like, tolerance
+from expunge.fisher.samples import as_pairs, largest_of, relative_errors
 from expunge.runtime.transfers import sent
 
 HELD = 128  # drawn samples at most that share a plain pass
 COARSE = 16  # of them where products are rounded to TF32: of so many, one that is wrong stands out of what rounding does to all
 MEMORY_BYTES = 1 << 30  # that a comparison takes at once
 ROUNDED = 0.1  # what sound computations may be apart in TF32 or half precision is more
+NOISY = 0.75  # of a gradient's norm: what rounding to TF32 may do in a deep network; rows of other samples are off by 1.4
+ALIKE = 1.5  # how much further than a plain pass the planned one may be off by it
+PRECISE = 0.05  # likewise of gradients without TF32, where a ReLU flips now and then
 HELD_BYTES = 256 << 20  # of their rows, or as much as the share of a batch below has
 SHARE = 8  # of a batch that shares a plain pass whatever it takes; the rows of half of them are kept
 DRAWN = 8  # samples in all where batches are fewer; of one batch at most half as many
@@ -35,7 +43,9 @@ DRAWN = 8  # samples in all where batches are fewer; of one batch at most half a
 
 class _Queued(NamedTuple):
     whole: list[Kept]  # with their rows
+    comparison: Comparison
     unread: Unread
+    precise: bool  # without TF32
     alone: Tensor  # how far the logits of one sample are from those it has alone, and their size
 
 
@@ -54,6 +64,7 @@ class QueuedConfirmation(Confirmation):
         super().__init__(model, parameters, objective, seed)
         self.expected = expected
         self._patient = False  # waits for each comparison
+        self._precise = False  # compares without TF32
         self._queued: list[_Queued] = []
         self._light: list[Kept] = []  # without rows
         self._since = 0  # since the last comparison
@@ -117,10 +128,12 @@ class QueuedConfirmation(Confirmation):
         whole, light = self._waiting, self._light
         rows = sum(map(len, whole))
         weights = self.generator.normal(size=rows + sum(map(len, light)))
-        weights[rows:] = 0  # their gradients are not compared
+        if not self._precise:
+            weights[rows:] = 0  # their gradients are not compared
         comparison = Comparison([*whole, *light], plan, sent(torch.from_numpy(weights), whole[0].logits.device))
         self._take_memory(4 * sum(kept.bytes for kept in whole))
-        self._queued.append(_Queued(whole, self._begun(comparison), self._alone(whole[-1])))
+        unread = self._begun_precisely(comparison, plan) if self._precise else self._begun(comparison)
+        self._queued.append(_Queued(whole, comparison, unread, self._precise, self._alone(whole[-1])))
         self._waiting, self._light, self._since = [], [], 0  # only now: what runs out of memory is tried again
         if len(self._queued) > 1:  # the device has long done it
             self._read(self._queued.pop(0), plan)
@@ -142,6 +155,10 @@ class QueuedConfirmation(Confirmation):
                     raise
         return comparison.begun(*given, order=2)
 
+    def _begun_precisely(self, comparison: Comparison, plan: Plan) -> Unread:
+        with tf32.switched_off():
+            return self._begun(comparison.planned_again(self.model, self.parameters, plan, self.objective))
+
     def tolerated(self, tensor: Tensor) -> float:
         """Of gradients. A ReLU that flips by rounding to TF32 changes the norm of one by some percent; a sample that is not itself, of
         sixteen, by a quarter."""
@@ -151,17 +168,65 @@ class QueuedConfirmation(Confirmation):
         return tensor.dtype != torch.float64 and allowed(tensor) > ROUNDED
 
     def _alone(self, kept: Kept) -> Tensor:
-        with torch.enable_grad():  # torch has other ways without
-            alone = self.objective.logits(self.model, fresh(take(kept.samples, slice(0, 1)))).detach()
         together = kept.logits[:1]
+        alone = self._logits_of(take(kept.samples, slice(0, 1)))
         same = alone.shape == together.shape
         return largest_of([(together, alone)]) if same else torch.tensor([torch.inf, 1.0], dtype=torch.float64)
 
     def _read(self, queued: _Queued, plan: Plan) -> None:
-        found = queued.unread.read(self.tolerated, super().tolerated)
+        logits, of_logits = queued.comparison.logits, super().tolerated
+        found = queued.unread.read(_precisely if queued.precise else self.tolerated, of_logits)
         difference, size = queued.alone.tolist()
-        if found.together or not (difference < super().tolerated(queued.whole[0].logits) * size or difference == 0):
+        if found.together:
             raise Revised(set())
+        if not (difference < of_logits(logits) * size or difference == 0):
+            if not (self._coarse(logits) and self._the_same_alone(queued.whole[-1])):
+                raise Revised(set())
+            self.clearances += 1
         self.confirmed |= found.shown
-        if found.wrong:
-            self._compare(queued.whole, plan, again=False)
+        if not found.wrong:
+            return
+        if self._coarse(logits) and not queued.precise and self._holds_precisely(queued, plan, found):
+            self._precise = True
+            self.clearances += 1
+            self.doubts.settled[BY_PRECISION] += 1
+            self.confirmed |= found.wrong
+            return
+        self._compare(queued.whole, plan, again=False)
+
+    def _the_same_alone(self, kept: Kept) -> bool:
+        """Whether a sample of this batch has the logits that it has alone, without TF32."""
+        with tf32.switched_off():
+            together, alone = self._logits_of(kept.batch)[kept.rows[:1]], self._logits_of(take(kept.samples, slice(0, 1)))
+        return together.shape == alone.shape and relative_errors([(together, alone)])[0] < tolerance(alone) / 10
+
+    def _holds_precisely(self, queued: _Queued, plan: Plan, found: Differences) -> bool:
+        """Whether the plan gives the gradients of a plain pass without TF32: to all drawn samples together, and to those of one batch
+        beside half of the others there. What is left is put down to TF32, if a plain pass with it is off as far."""
+        if found.largest > NOISY:
+            return False
+        one = queued.whole[int(self.generator.integers(len(queued.whole)))]
+        batch, rows = in_smaller_company(one.batch, one.rows)
+        weights = sent(torch.from_numpy(self.generator.normal(size=len(rows))), rows.device)
+        try:
+            together = self._begun_precisely(queued.comparison, plan)
+            with tf32.switched_off():
+                kept = keep(self.model, self.parameters, plan, batch, rows, self.objective, random_like)
+                beside = self._begun(Comparison([kept], plan, weights))
+                exact = beside.read(_precisely, lambda logits: tolerance(logits) / 10)
+        except Exception:  # out of memory, or used in another way: settled as on the CPU
+            return False
+        if exact or together.read(_precisely, allowed):
+            return False
+        own, plain = (_off(values, together.gradients) for values in (queued.comparison.attributed, queued.unread.gradients))
+        return own <= ALIKE * plain
+
+
+def _precisely(tensor: Tensor) -> float:
+    return PRECISE
+
+
+def _off(gradients: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
+    """How far these are from the exact ones, over all parameters: the root of the summed squares of relative norms."""
+    sizes = as_pairs(largest_of([(value, exact[name]) for name, value in gradients.items() if name in exact], order=2))
+    return math.sqrt(sum((difference / size) ** 2 for difference, size in sizes if size))
