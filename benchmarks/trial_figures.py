@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from expunge import fisher
 from expunge.data.batches import measuring_size
 from expunge.editing import masks, scores
+from expunge.errors import DivergedError
 from expunge.metrics import accuracy
 from expunge.training import Tuning, train
 from expunge.vision import datasets
@@ -115,7 +116,11 @@ def main() -> None:
             if time.perf_counter() - began > options.seconds:
                 break
             edited, (tuning, frozen) = masked(model, chosen[name]), ways[way]
-            train(edited, scenario.remain, tuning, mask=chosen[name] if frozen else None, progress=False)
+            try:
+                train(edited, scenario.remain, tuning, mask=chosen[name] if frozen else None, progress=False)
+            except DivergedError:  # as with BatchNorm's statistics fixed at this rate
+                print(f"{time.perf_counter() - began:6.1f} s  seed {seed}  {name}; {way}: diverged", flush=True)
+                continue
             note(seed, f"{name}; {way}", edited)
 
 
