@@ -70,23 +70,26 @@ def main() -> None:
         Constant(0.01, options.epochs), weight_decay=5e-4, seed=options.seed, precision="bfloat16" if device.type == "cuda" else "float32"
     )
     results: dict[str, dict[str, list[float]]] = {}
+
+    def note(kind: str, name: str, row: nn.Module, parts: Sequence[Any]) -> None:
+        values, theirs = accuracies(row, parts), published[kind].get(name)
+        results.setdefault(kind, {})[name] = values
+        print(f"{name:18} " + " ".join(f"{value:6.2f}" for value in values) + ("" if theirs is None else f"   {theirs}"), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
+
     for kind in options.scenarios:
         scenario = category(train, LABEL, test=test) if kind == "class" else subset(train, fraction=0.1, test=test, seed=options.seed)
         parts = scenario.remain, scenario.forget, scenario.tests["remain"]
-        rows = results.setdefault(kind, {"w*": accuracies(model, parts)})
+        print(f"{kind:22} RA     FA     TA     torchunlearn's")
+        note(kind, "w*", model, parts)
         if options.retrained is not None and kind == "class":
-            rows["Retrain"] = accuracies(load_network(options.retrained, device), parts)
+            note(kind, "Retrain", load_network(options.retrained, device), parts)
         for name in options.methods:
             method, settings = ROWS[name]
             changed = {} if method in OWN_TUNING else {"tuning": tuning}
             outcome = unlearn(model, scenario.forget, scenario.remain, METHODS[method](**settings, **changed), progress=False)
-            rows[name] = accuracies(outcome.model, parts)
-        print(f"{kind:22} RA     FA     TA     torchunlearn's")
-        for name, values in rows.items():
-            theirs = published[kind].get(name)
-            print(f"{name:18} " + " ".join(f"{value:6.2f}" for value in values) + ("" if theirs is None else f"   {theirs}"), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(results, indent=1) + "\n")
+            note(kind, name, outcome.model, parts)
 
 
 if __name__ == "__main__":
