@@ -179,13 +179,14 @@ def told_by_first(text: str | None, patience: float = PATIENCE) -> str:
 
 
 def is_last(folder: Path) -> bool:
-    """Whether all other processes have left a folder that they share, by this call. Nobody waits; where one was killed, nobody is last.
+    """Whether all other processes have left a folder that they share, by this call: of two that leave at once, both may be told so. Nobody
+    waits; where one was killed, nobody is last.
 
     Told by files, since the store ends with the process that serves it, while others may still be reading.
     """
     if world_size() > 1:
         (folder / f"left-{rank()}").touch()
-    return world_size() == 1 or len(list(folder.glob("left-*"))) >= world_size()
+    return world_size() == 1 or all((folder / f"left-{number}").exists() for number in range(world_size()))
 
 
 def _text(described: Mapping[str, str]) -> str:
