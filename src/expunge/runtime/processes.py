@@ -124,10 +124,18 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
 
 
 @contextmanager
+def collective(tensors: Iterable[Any], patience: float = PATIENCE) -> Iterator[None]:
+    """Within the context, processes exchange such sharded tensors: `limited`, with `named_failures`."""
+    with limited([tensor.device_mesh for tensor in tensors], patience), named_failures():
+        yield
+
+
+@contextmanager
 def limited(meshes: Iterable[Any], patience: float) -> Iterator[None]:
-    """Within the context, no process waits longer than this for another in gloo's operations on these meshes; torch's own limit is 30
-    minutes. nccl ends the process at its limit, so it keeps the one that it was given."""
+    """Within the context, no process waits longer than this for another in gloo's operations on these meshes, or on all processes; torch's
+    own limit is 30 minutes. nccl ends the process at its limit, so it keeps the one that it was given."""
     groups = [group for mesh in dict.fromkeys(meshes) for group in mesh.get_all_groups()]
+    groups += [distributed.group.WORLD] if _together() else []
     backends = [group._get_backend(torch.device("cpu")) for group in groups if "cpu:gloo" in distributed.get_backend_config(group)]
     before = [backend.options._timeout for backend in backends]
     try:
