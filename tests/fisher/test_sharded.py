@@ -54,8 +54,9 @@ SETTINGS = [{"kind": "empirical"}, {"kind": "expected"}, {"kind": "sampled", "dr
 SCRIPT = """
 import sys, time
 import torch, torch.distributed as distributed
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.fsdp import fully_shard
-from expunge import fisher, masks, scores
+from expunge import fisher, masks, metrics, scores
 from expunge.editing.sharded_patches import ShardedPatch
 from expunge.errors import ExpungeError
 from expunge.storage.sharded import whole
@@ -91,6 +92,10 @@ found["masks"] = [
     for ratio in RATIOS
 ]
 mask = masks.select(score, 0.1, candidates=["0.weight", "4.weight"])
+metrics.accuracy(model, remain)  # FSDP2 leaves the parameters of the outermost module whole
+assert not hasattr(model[1].weight, "full_tensor")
+fisher.sharded_diagonal(model, forget)
+metrics.accuracy(model, remain)
 patch = ShardedPatch.zeroing(model, mask)
 patch.gathered().save(f"patch-{rank}.safetensors")
 patch.apply(model)
@@ -102,6 +107,26 @@ except ExpungeError as error:
 if sys.argv[1] == "write":
     fisher.save_sums(sums[0], "kept-sums")
     patch.save("kept-patch")
+    kept = FileSystemWriter.write_data
+
+    def full(*arguments):
+        if rank:
+            raise OSError(28, "No space left on device", "kept-again")
+        return kept(*arguments)
+
+    mine = {"names": {"candidates": ["4.weight"]}, "ratio": {"ratio": 0.2}, "range": {"ratio": 2.0}}  # of rank 1
+    actions = {
+        "full": lambda: patch.save("kept-again"),
+        "lost": lambda: fisher.load_sums("elsewhere" if rank else "kept-sums", model),
+        "mask": lambda: ShardedPatch.zeroing(model, {"0.weight": mask["0.weight"]} if rank else mask),
+    }
+    for task in (*mine, *actions):
+        FileSystemWriter.write_data = full if task == "full" else kept
+        started = time.monotonic()
+        try:
+            actions[task]() if task in actions else masks.select(score, **({"ratio": 0.1} | (mine[task] if rank else {})))
+        except Exception as error:
+            found[task] = f"{type(error).__name__}: {error} [{time.monotonic() - started < 20}]"
     for task in ("shuffled", "raising", "label", "kind", "folder"):
         _, _, bad = case()
         started = time.monotonic()
@@ -139,6 +164,8 @@ def test_shards_of_two_and_four_processes_are_those_of_the_whole(tmp_path):
     whole = [fisher.diagonal(model, remain, **settings) for settings in SETTINGS]
     score = scores.fisher_difference(fisher.diagonal(model, forget), whole[0])
     patch = Patch.zeroing(model, masks.select(score, 0.1, candidates=["0.weight", "4.weight"]))
+    alike = {"names": "candidates", "ratio": "number of weights to choose", "mask": "mask"}
+    own = {"range": "InputError: ratio", "lost": "InputError: folder", "full": "OSError: [Errno 28] No space left on device"}
     for size, task in ((2, "write"), (4, "read")):
         processes.printed(processes.start(SCRIPT, tmp_path, size, task))
         for rank in range(size):
@@ -177,7 +204,12 @@ def test_shards_of_two_and_four_processes_are_those_of_the_whole(tmp_path):
                 assert found["folder"].startswith("InputError: folder: must be a new one")
                 told = "OSError: the disk of rank 1 is gone"
                 assert found["raising"].startswith(told if rank else f"MissingProcessError: rank 1 failed: {told}")
-                assert all(found[bad].endswith("[True]") for bad in ("shuffled", "label", "kind", "folder", "raising"))
+                assert all(found[bad].endswith("[True]") for bad in ("shuffled", "label", "kind", "folder", "raising", *alike, *own))
+                assert all(found[bad].startswith(f"MismatchError: all processes must have the same {what}") for bad, what in alike.items())
+                assert all(
+                    found[bad].startswith(what if rank else f"MissingProcessError: rank 1 failed: {what}") for bad, what in own.items()
+                )
+                assert not [*tmp_path.glob(".*new")]
             if task == "read":
                 sums, about = found["loaded"]
                 assert about == found["about"][0] and reference.worst_error(sums, whole[0].sums) <= 1e-12

@@ -1,6 +1,7 @@
 """The group of the processes that torchrun started: what does not fit, or does not come, is one line, and soon."""
 
 import socket
+import threading
 import time
 
 import pytest
@@ -53,3 +54,30 @@ def test_a_process_that_does_not_come_is_told(started):
         with processes.of_torchrun(patience=2):
             pass
     assert time.monotonic() - began < 30 and not distributed.is_initialized()
+
+
+class Stopped:
+    """A store that is served by a process that is stopped: torch waits for its answer without a limit."""
+
+    def __init__(self):
+        self.goes_on = threading.Event()
+
+    def add(self, *arguments):
+        self.goes_on.wait(60)
+
+    check = get = set = add
+
+
+def test_a_store_that_never_answers_is_told_in_time(monkeypatch):
+    store = Stopped()
+    monkeypatch.setattr(processes, "_store", lambda: store)
+    monkeypatch.setattr(processes, "world_size", lambda: 2)
+    began = time.monotonic()
+    with pytest.raises(processes.MissingProcessError, match="did not answer within 0.2 seconds: rank 0, which serves it, is stopped"):
+        processes.agree(dict, 0.2)
+    monkeypatch.setattr(processes, "LINGER", 0.2)
+    with pytest.raises(processes.MissingProcessError, match="another process does not answer in step 3"):
+        with processes.named_failures(" in step 3", "place"):
+            raise RuntimeError("gloo: Timed out waiting")
+    assert time.monotonic() - began < 30
+    store.goes_on.set()

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
 from expunge.errors import InputError
-from expunge.storage.folders import listed, reserved, signature
+from expunge.storage.folders import listed, remove, reserved, signature
 
 HOLDING = """
 import sys, time
@@ -311,3 +312,14 @@ def test_a_link_is_no_folder_of_a_result(out):
     (out / "one").symlink_to(out.parent / "mine")
     with pytest.raises(InputError, match="found .*one"), reserved("out", out, "demo"):
         pytest.fail("must not begin")
+
+
+def test_a_folder_that_several_remove_at_once_is_gone_without_an_error(tmp_path):
+    for number in range(5):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in range(200):
+            (folder / str(name)).touch()
+        with ThreadPoolExecutor(4) as removing:
+            list(removing.map(remove, [folder] * 4))
+        assert not folder.exists()

@@ -87,6 +87,8 @@ def bad(task):
         model[0].bias.data += 1
     if task == "data" and rank == 1:
         data.tensors[0][3] += 1
+    if task == "frozen" and rank == 1:  # gloo would end the process
+        model[0].bias.requires_grad_(False)
     if task == "label":
         data.tensors[1][9] = 7  # in the part of one of the processes
     if task == "size":
@@ -119,7 +121,7 @@ class Failing(torch.utils.data.Dataset):
         return self.data[rows]
 
 
-for task in ("weights", "data", "label", "size", "loader", "raising", "forward"):
+for task in ("weights", "data", "frozen", "label", "size", "loader", "raising", "forward"):
     attempt(task, lambda: bad(task))
 attempt("stopped", lambda: sharing.sgd("stopped.safetensors", interrupted))
 distributed.barrier()
@@ -135,6 +137,7 @@ def test_stopped_trainings_go_on_and_processes_that_differ_are_told(tmp_path):
     for told in tasks:
         assert "MismatchError: all processes must have the same weights" in told["weights"], outputs
         assert "MismatchError: all processes must have the same samples" in told["data"]
+        assert "MismatchError: all processes must have the same trained parameters; found 4 " in told["frozen"]
         assert told["size"].startswith("InputError: batch_size: must be at least the number of processes, 2; found 1")
         assert "MismatchError: all processes must have the same batch in step 1, where rank 1 has another than rank 0" in told["loader"]
         assert told["stopped"].startswith("KeyboardInterrupt") and told["resumed"] == "no error"

@@ -118,7 +118,8 @@ def _finished(folded: FoldedChunks, chunks: Chunks, work: Callable[[Chunks, int]
         if folded.added() != added:
             added, last = folded.added(), time.monotonic()
         elif time.monotonic() - last > max(patience, SLOWER * longest):
-            held = "; ".join(f"chunk {chunk} by {holder}" for chunk, holder in folded.holders().items()) or "none is held"
+            held = "; ".join(f"chunk {chunk} by {holder}" for chunk, holder in folded.holders().items())
+            held = held or "none is held, and a process that adds them up does not go on"
             rule = "where a chunk takes longer, give more patience"
             raise MissingProcessError(f"no chunk was finished within {time.monotonic() - last:.0f} seconds: {held}; {rule}")
         time.sleep(MOMENT)

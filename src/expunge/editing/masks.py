@@ -75,18 +75,23 @@ def select(
     Departures: the released program masks kernels of convolutions and single weights of linear layers, `granularity="kernel"`, and
     ⌊ratio · units⌋ of them, `rounding="down"`.
     """
-    check_choice("granularity", granularity, Granularity)
-    check_choice("scope", scope, Scope)
-    check_choice("rounding", rounding, Rounding)
-    check_number("ratio", ratio, 0, 1)
-    names = list(score if candidates is None else candidates)
-    unknown = [name for name in names if name not in score]
-    if unknown or len(set(names)) != len(names) or not names:
-        raise InputError("candidates", "must be names in the score, at least one, each once", unknown or names)
-    if any(is_sharded(score[name]) for name in names):
-        if granularity != "element":
+
+    def checked() -> list[str]:
+        check_choice("granularity", granularity, Granularity)
+        check_choice("scope", scope, Scope)
+        check_choice("rounding", rounding, Rounding)
+        check_number("ratio", ratio, 0, 1)
+        names = list(score if candidates is None else candidates)
+        unknown = [name for name in names if name not in score]
+        if unknown or len(set(names)) != len(names) or not names:
+            raise InputError("candidates", "must be names in the score, at least one, each once", unknown or names)
+        if sharded and granularity != "element":
             raise InputError("granularity", "must be 'element' for sharded scores", granularity)
-        return sharded_masks.top(score, names, partial(number_of_units, ratio=ratio, rounding=rounding), scope == "layer")
+        return names
+
+    if sharded := any(is_sharded(value) for value in score.values()):
+        return sharded_masks.top(score, checked, partial(number_of_units, ratio=ratio, rounding=rounding), scope == "layer")
+    names = checked()
     units = {name: _unit_scores(score[name], granularity) for name in names}
     for name, values in units.items():
         if values.isnan().any():

@@ -11,30 +11,47 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from expunge.errors import InputError
-from expunge.storage.sharded import check_rows, is_sharded, like, local
+from expunge.runtime import processes
+from expunge.storage.sharded import check_rows, form_digest, is_sharded, like, local
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
-def top(score: Mapping[str, Any], names: Sequence[str], wanted_of: Callable[[int], int], by_layer: bool) -> dict[str, Any]:
+def top(score: Mapping[str, Any], checked: Callable[[], list[str]], wanted_of: Callable[[int], int], by_layer: bool) -> dict[str, Any]:
     """`masks.select` of single weights, `wanted_of(n)` of n: the same weights as if one process had the whole score.
 
     The threshold is the k-th largest score, found byte by byte among all float64 numbers (their bits, read as integers in their order): 8
     rounds, in each of which processes add up how many of their scores have which byte. No score leaves its process. Of scores equal to
     the threshold the first count, by parameter and then by row: a process needs but the number of equal ones before its own.
+
+    `checked` gives the names of the candidates. Where it raises on one process, or they or the numbers differ, that is an error on all.
     """
-    for name in names:
-        if not is_sharded(score[name]):
-            raise InputError("score", "must be sharded in all of its tensors, or in none", name)
-        check_rows(name, score[name])
+    names: list[str] = []
+    wanted: list[int] = []
+
+    def describe() -> dict[str, str]:
+        names.extend(checked())
+        for name in names:
+            if not is_sharded(score[name]):
+                raise InputError("score", "must be sharded in all of its tensors, or in none", name)
+            check_rows(name, score[name])
+        sizes = [math.prod(score[name].shape) for name in names]
+        wanted.extend(map(wanted_of, sizes if by_layer else [sum(sizes)]))
+        numbers = " ".join(map(str, wanted))
+        return {"candidates": form_digest({name: score[name] for name in names}), "number of weights to choose": numbers}
+
+    processes.agree(describe)
+    with processes.collective(score[name] for name in names):
+        return _top(score, names, wanted, by_layer)
+
+
+def _top(score: Mapping[str, Any], names: Sequence[str], wanted: Sequence[int], by_layer: bool) -> dict[str, Any]:
     group = score[names[0]].device_mesh.get_group()
     keys = [_keys(local(score[name])) for name in names]
     broken = _added([local(score[name]).isnan().sum() for name in names], group)
     if bool(broken.any()):
         raise InputError("score", "must not be NaN", names[int(broken.nonzero()[0])])
     parts = [[number] for number in range(len(names))] if by_layer else [list(range(len(names)))]
-    sizes = [sum(math.prod(score[names[number]].shape) for number in part) for part in parts]
-    wanted = [wanted_of(size) for size in sizes]
     thresholds = _thresholds(keys, parts, wanted, group)
     masks: list[Tensor] = [torch.zeros_like(values, dtype=torch.bool) for values in keys]
     for part, count, threshold in zip(parts, wanted, thresholds, strict=True):
@@ -52,7 +69,7 @@ def _keys(values: Tensor) -> Tensor:
     return torch.where(bits < 0, bits ^ HIGHEST, bits)
 
 
-def _thresholds(keys: list[Tensor], parts: list[list[int]], wanted: list[int], group: Any) -> list[int]:
+def _thresholds(keys: list[Tensor], parts: list[list[int]], wanted: Sequence[int], group: Any) -> list[int]:
     """For each part the largest key that at least so many of its keys reach: its eight bytes one after the other, from the highest on."""
     unsigned = [values ^ LOWEST for values in keys]  # in the order of unsigned numbers
     prefixes, missing = [0] * len(parts), list(wanted)

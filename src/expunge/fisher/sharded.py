@@ -30,7 +30,7 @@ from expunge.model.copying import unwrapped
 from expunge.runtime import processes
 from expunge.runtime.modes import in_mode, safe_norms, seeded, unchanged
 from expunge.runtime.sharded_files import load_sharded, save_sharded
-from expunge.storage.sharded import check_rows, is_sharded, like, local
+from expunge.storage.sharded import check_rows, is_sharded, like, local, reshard
 from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_positive, check_whole
 
@@ -85,8 +85,7 @@ def sharded_diagonal(
     cotangents = kinds.of_kind(kind, objective)
     generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
     device, count = device_of(model), 0
-    meshes = [value.device_mesh for value in parameters.values()]
-    with _squaring(model, parameters) as square, naming("data"), processes.limited(meshes, patience), processes.named_failures():
+    with _squaring(model, parameters) as square, naming("data"), processes.collective(parameters.values(), patience):
         digest = weights_digest(model)
         for number, batch in enumerate(_agreed(chunks[0], objective, patience)):
             if not number:
@@ -136,12 +135,16 @@ def save_sums(sums: FisherSums, folder: str | os.PathLike[str]) -> Path:
 
 def load_sums(folder: str | os.PathLike[str], model: nn.Module) -> FisherSums:
     """Read sums into shards as the model has them; they may have been written by another number of processes."""
-    sums = {name: like(value, torch.zeros_like(local(value), dtype=torch.float64)) for name, value in _parameters(model).items()}
-    told = load_sharded(folder, sums, KIND)
+
+    def empty(_: Mapping[str, str]) -> dict[str, Any]:
+        return {name: like(value, torch.zeros_like(local(value), dtype=torch.float64)) for name, value in _parameters(model).items()}
+
+    sums, told = load_sharded(folder, empty, KIND)
     return FisherSums(sums, int(told["count"]), told["fisher"], told["digest"], told["objective"])
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:
+    reshard(model)
     parameters: dict[str, Any] = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not parameters:
         raise ModelError("the model has no parameters to take the Fisher information of (all frozen, or none at all)")

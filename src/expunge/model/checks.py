@@ -15,7 +15,7 @@ from expunge.data.batches import Batches, batch_size
 from expunge.data.objective import Batch, Objective, model_outputs
 from expunge.errors import DivergedError, InputError, ModelError, naming
 from expunge.runtime.nested import tensors
-from expunge.storage.sharded import is_sharded
+from expunge.storage.sharded import is_sharded, shards_itself
 from expunge.validate import shown
 
 
@@ -87,7 +87,11 @@ def check_module(model: Any, argument: str = "model") -> None:
 def check_unsharded(model: nn.Module, instead: str, argument: str = "model") -> None:
     """A module that this process has all of: processes that share work by themselves would wait for each other's shards forever."""
     sharded = [name for name, tensor in _tensors(model) if is_sharded(tensor)]
-    sharded += [name or "it" for name, module in model.named_modules() if type(module).__name__ == "FullyShardedDataParallel"]
+    sharded += [
+        name or "it"
+        for name, module in model.named_modules()
+        if type(module).__name__ == "FullyShardedDataParallel" or shards_itself(module)
+    ]
     if sharded:
         raise ModelError(f"{argument}: must not be sharded, and {sharded[0]} is (FSDP); {instead}")
 

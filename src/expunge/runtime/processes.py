@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -88,10 +89,9 @@ def check_takes(device: torch.device, what: str) -> None:
         raise InputError("backend", f'must be nccl for {what} on GPUs: init_process_group("nccl")', "gloo")
 
 
-def meeting() -> str:
+def meeting(patience: float = PATIENCE) -> str:
     """A name for the next meeting: every process makes the same calls in the same order. Counted by the store, so anew in a new group."""
-    with _answering():
-        return f"expunge/meeting/{_store().add(f'expunge/meetings/{rank()}', 1)}"
+    return f"expunge/meeting/{_asked(lambda store: store.add(f'expunge/meetings/{rank()}', 1), patience)}"
 
 
 def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE) -> dict[str, str]:
@@ -102,15 +102,15 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
     """
     if world_size() == 1:
         return dict(describe())
-    place = meeting()
+    place = meeting(patience)
     try:
         own = dict(describe())
     except BaseException as error:
         with suppress(MissingProcessError):
-            _set(f"{place}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}))
+            _set(f"{place}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}), LINGER)
         _linger(place)
         raise
-    _set(f"{place}/{rank()}", _text(own))
+    _set(f"{place}/{rank()}", _text(own), patience)
     try:
         answers = _answers(place, patience)
         for number, answer in enumerate(answers):
@@ -124,10 +124,18 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
 
 
 @contextmanager
+def collective(tensors: Iterable[Any], patience: float = PATIENCE) -> Iterator[None]:
+    """Within the context, processes exchange such sharded tensors: `limited`, with `named_failures`."""
+    with limited([tensor.device_mesh for tensor in tensors], patience), named_failures():
+        yield
+
+
+@contextmanager
 def limited(meshes: Iterable[Any], patience: float) -> Iterator[None]:
-    """Within the context, no process waits longer than this for another in gloo's operations on these meshes; torch's own limit is 30
-    minutes. nccl ends the process at its limit, so it keeps the one that it was given."""
+    """Within the context, no process waits longer than this for another in gloo's operations on these meshes, or on all processes; torch's
+    own limit is 30 minutes. nccl ends the process at its limit, so it keeps the one that it was given."""
     groups = [group for mesh in dict.fromkeys(meshes) for group in mesh.get_all_groups()]
+    groups += [distributed.group.WORLD] if _together() else []
     backends = [group._get_backend(torch.device("cpu")) for group in groups if "cpu:gloo" in distributed.get_backend_config(group)]
     before = [backend.options._timeout for backend in backends]
     try:
@@ -153,7 +161,7 @@ def named_failures(where: str = "", place: str = "") -> Iterator[None]:
             raise
         reason = ""
         with suppress(RuntimeError):
-            reason = _store().get(f"{place}/failure").decode() if place and _store().check([f"{place}/failure"]) else ""
+            reason = _get(f"{place}/failure", LINGER) if place and _has(f"{place}/failure", LINGER) else ""
         if reason:
             raise MissingProcessError(f"{reason}; this process stops{where}") from error
         ended = "does not answer" if "Timed out" in text else "has ended"
@@ -164,28 +172,29 @@ def tell_failure(place: str, error: BaseException) -> None:
     """Let the others know why this process leaves the work they share; whoever left because another did says nothing."""
     if not isinstance(error, MissingProcessError):
         with suppress(RuntimeError):
-            _store().set(f"{place}/failure", f"rank {rank()} failed: {type(error).__name__}: {error}")
+            _set(f"{place}/failure", f"rank {rank()} failed: {type(error).__name__}: {error}", LINGER)
 
 
 def told_by_first(text: str | None, patience: float = PATIENCE) -> str:
     """The text of rank 0, on all processes."""
     if world_size() == 1:
         return str(text)
-    key = meeting()
+    key = meeting(patience)
     if rank() == 0:
-        _set(key, str(text))
+        _set(key, str(text), patience)
     _wait([key], patience, [0])
-    return _store().get(key).decode()
+    return _get(key, patience)
 
 
 def is_last(folder: Path) -> bool:
-    """Whether all other processes have left a folder that they share, by this call. Nobody waits; where one was killed, nobody is last.
+    """Whether all other processes have left a folder that they share, by this call: of two that leave at once, both may be told so. Nobody
+    waits; where one was killed, nobody is last.
 
     Told by files, since the store ends with the process that serves it, while others may still be reading.
     """
     if world_size() > 1:
         (folder / f"left-{rank()}").touch()
-    return world_size() == 1 or len(list(folder.glob("left-*"))) >= world_size()
+    return world_size() == 1 or all((folder / f"left-{number}").exists() for number in range(world_size()))
 
 
 def _text(described: Mapping[str, str]) -> str:
@@ -196,22 +205,22 @@ def _text(described: Mapping[str, str]) -> str:
 def _answers(place: str, patience: float) -> list[dict[str, str]]:
     keys = [f"{place}/{number}" for number in range(world_size())]
     _wait(keys, patience, range(world_size()))
-    texts = [_store().get(key).decode() for key in keys]
+    texts = [_get(key, patience) for key in keys]
     return [{name: value for name, _, value in (entry.partition(UNIT) for entry in text.split(RECORD) if entry)} for text in texts]
 
 
 def _linger(place: str) -> None:
     """Before an error ends this process, let the others read: without torchrun, rank 0 serves the store, and takes it along."""
     with suppress(RuntimeError):
-        _store().set(f"{place}/read/{rank()}", "")
-        with suppress(MissingProcessError):
-            _wait([f"{place}/read/{number}" for number in range(world_size())], LINGER if rank() == 0 else 0.0, range(world_size()))
+        _set(f"{place}/read/{rank()}", "", LINGER)
+        if rank() == 0:
+            _wait([f"{place}/read/{number}" for number in range(world_size())], LINGER, range(world_size()))
 
 
 def _wait(keys: list[str], patience: float, ranks: Any) -> None:
     """Until the store has all keys, each of which the process of a rank sets."""
-    end, store = time.monotonic() + patience, _store()
-    while missing := [number for number, key in zip(ranks, keys, strict=True) if not _has(store, key)]:
+    end = time.monotonic() + patience
+    while missing := [number for number, key in zip(ranks, keys, strict=True) if not _has(key, patience)]:
         if time.monotonic() > end:
             names = ", ".join(map(str, missing[:8]))
             plural = "ranks" if len(missing) > 1 else "rank"
@@ -219,22 +228,39 @@ def _wait(keys: list[str], patience: float, ranks: Any) -> None:
         time.sleep(MOMENT)
 
 
-def _set(key: str, text: str) -> None:
-    with _answering():
-        _store().set(key, text)
+def _set(key: str, text: str, patience: float) -> None:
+    _asked(lambda store: store.set(key, text), patience)
 
 
-def _has(store: Any, key: str) -> bool:
-    with _answering():
-        return bool(store.check([key]))
+def _get(key: str, patience: float) -> str:
+    return str(_asked(lambda store: store.get(key), patience).decode())
 
 
-@contextmanager
-def _answering() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:  # the process that serves the store has ended
-        raise MissingProcessError(f"the store of the processes does not answer ({str(error).splitlines()[0]}): rank 0 has ended") from error
+def _has(key: str, patience: float) -> bool:
+    return bool(_asked(lambda store: store.check([key]), patience))
+
+
+def _asked(ask: Callable[[Any], Any], patience: float) -> Any:
+    """What the store answers. A thread asks: torch waits without a limit where the process that serves the store is stopped."""
+    store, answers, errors = _store(), list[Any](), list[RuntimeError]()
+
+    def wait() -> None:
+        try:
+            answers.append(ask(store))
+        except RuntimeError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=wait, daemon=True)
+    asking.start()
+    asking.join(patience)
+    if errors:  # the process that serves the store has ended
+        told = f"the store of the processes does not answer ({str(errors[0]).splitlines()[0]}): rank 0 has ended"
+        raise MissingProcessError(told) from errors[0]
+    if not answers:
+        raise MissingProcessError(
+            f"the store of the processes did not answer within {patience:g} seconds: rank 0, which serves it, is stopped"
+        )
+    return answers[0]
 
 
 def _compare(described: list[dict[str, str]]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -213,6 +213,7 @@ def check_owned(argument: str, out: str | os.PathLike[str], command: str, names:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of our own and all in it, if it exists."""
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
+    """Remove a folder of our own and all in it, if it exists; several processes may do so at once."""
+    while folder.is_dir() and not folder.is_symlink():
+        with suppress(FileNotFoundError):  # another process has removed the entry that was next
+            shutil.rmtree(folder)

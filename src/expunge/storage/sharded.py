@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expunge.errors import ModelError
 
@@ -13,6 +15,24 @@ from expunge.errors import ModelError
 def is_sharded(tensor: Any) -> bool:
     """Whether it is a DTensor; asked in this way, since importing that class takes a moment."""
     return isinstance(tensor, Tensor) and hasattr(tensor, "full_tensor")
+
+
+def shards_itself(module: nn.Module) -> bool:
+    """Whether `fully_shard` was called on this very module; its parameters may be whole at the moment."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+
+
+def reshard(model: nn.Module) -> None:
+    """Let every parameter be a DTensor again: FSDP2 leaves those of the outermost module whole after a forward pass without a backward."""
+    for module in model.modules():
+        if shards_itself(module):
+            module.reshard()  # type: ignore[operator]
+
+
+def form_digest(tensors: Mapping[str, Any]) -> str:
+    """Of the names and shapes, in their order: what all processes must have alike, though each has other rows."""
+    text = "\n".join(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_rows(name: str, tensor: Any) -> None:

@@ -177,7 +177,9 @@ def _described(model: nn.Module, tuning: Tuning, plan: Sequence[Sequence[Any]], 
     if any(phase.loss is not None and not phase.mean for phase in phases):
         raise InputError("method", "must have a loss that is a mean over the samples of a batch to be shared by processes", "another loss")
     samples = " ".join(_samples(phase.batches, phase.argument) for phase in phases)
-    return {"weights": weights_digest(model), "epochs done": str(done), "samples": samples, **settings}
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    parameters = f"{len(trained)} ({hashlib.sha256(' '.join(trained).encode()).hexdigest()[:8]})"
+    return {"weights": weights_digest(model), "trained parameters": parameters, "epochs done": str(done), "samples": samples, **settings}
 
 
 def _samples(batches: Batches, argument: str) -> str:
