@@ -194,6 +194,30 @@ def test_a_dry_run_tells_and_writes_nothing(tmp_path):
     assert lines[1] == "forget: 10 of 120 samples (10 by this request), remain: 110" and any("disk: " in line for line in lines)
 
 
+def test_an_estimate_counts_the_reading_of_samples_and_the_epochs_of_small_data(tmp_path):
+    slow = """
+import time
+
+class Slow(torch.utils.data.Dataset):
+    def __getitem__(self, row):
+        time.sleep(0.002)
+        return points(120, 1)[row]
+
+    def __len__(self):
+        return 120
+
+def train():
+    return Slow()
+"""
+    request(tmp_path)
+    write_task(tmp_path, TASK + slow)
+    lines = list(estimate(prepare(request(tmp_path, settings=Settings()))))
+    (taken,) = (float(line.split()[-3]) for line in lines if line.startswith("a training pass"))
+    assert taken >= 0.2  # 110 samples
+    # 7 batches of 16: 60 steps per epoch of the trials
+    assert any(line.endswith("86 to 515 as a rule") for line in lines)
+
+
 @pytest.mark.parametrize(
     "change, told",
     [
