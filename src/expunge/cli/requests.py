@@ -145,8 +145,8 @@ def run_unlearn(options: Unlearn) -> None:
         return
     try:
         receipt = fulfil(request, say, progress, examine)
-    except KeyboardInterrupt:
-        print(f"Nothing was changed in {options.out}/; the same command goes on.", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(on_one_line(str(stopped)) or f"Nothing was changed in {options.out}/; the same command goes on.", file=sys.stderr)
         raise
     print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
     audited = (receipt.measured.get("audit") or {}).get("verdict") is not None
