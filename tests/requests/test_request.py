@@ -224,7 +224,7 @@ def train():
         ("test(): return points(40, 2)[:][0][:, :5], torch.zeros(40).long()", r"test\(\): must be what the model \(Sequential\) takes"),
         ("test(): return torch.zeros(9, 6), torch.full((9,), 4)", r"test\(\): labels must be in \[0, 4\), .* found 4"),
         ("validation(): return torch.zeros(9, 6), torch.full((9,), 4)", r"validation\(\): labels must be in \[0, 4\)"),
-        ("validation(): 1 / 0", r"validation\(\) of mytask.py must not raise"),
+        ("validation(): 1 / 0", r"task: validation\(\) of .*mytask.py must not raise"),
     ],
 )
 def test_a_dry_run_reads_all_data_of_the_task(function, told, tmp_path):

@@ -146,10 +146,8 @@ def test_a_request_that_is_done_does_not_look_undone_when_its_store_cannot_be_ch
     def stopped(*arguments):
         raise stop
 
-    with (
-        monkeypatch.context() as patched,
-        pytest.raises(type(stop), match="out: the request is done, but its samples are still in .*store;"),
-    ):
+    done = "out: the request is done, but its samples are still in .*store;"
+    with monkeypatch.context() as patched, pytest.raises(type(stop), match=done):
         patched.setattr(carrying, "take_out", stopped)
         fulfil(asked)
     assert contents(tmp_path / "store") == whole
