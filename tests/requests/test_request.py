@@ -243,6 +243,7 @@ def test_a_dry_run_reads_all_data_of_the_task(function, told, tmp_path):
         ({"settings": Settings("fisher-mask", ("ratio=2",))}, "ratio: must be in"),
         ({"settings": Settings("fisher-mask", ("rate=2",))}, "set: must be settings of fisher-mask; it has granularity"),
         ({"settings": Settings("fisher-mask", ("ratio",))}, "set: must be NAME=VALUE"),
+        ({"settings": Settings("fisher-mask", ("ratio=0.1", "ratio=0.2"))}, "set: must give every setting once"),
         ({"settings": Settings(device="cuda:99")}, "device: must be one that torch finds"),
         ({"settings": Settings(batch_size=0)}, "batch_size: must be a whole number"),
         ({"settings": Settings(threads=0)}, "threads: must be a whole number"),
