@@ -105,7 +105,7 @@ def unlearn(
         if validation is not None:
             _check_unseen(changed, validation, forget, remain, objective, batch_size, progress)
         for name, batches in watched_batches.items():
-            _check_watched(changed, batches, arguments[name], objective)
+            check_watched(changed, batches, arguments[name], objective)
         # No batch of a loader is read beyond what a method reads: it may be costly, or a stream.
         if remain is not None and not isinstance(remain, DataLoader) and not any(data is remain for data in watched.values()):
             _first_logits(changed, as_batches(remain, "remain", batch_size), "remain", objective)
@@ -182,7 +182,7 @@ def _check_unseen(
     model: nn.Module, validation: Data, forget: Data, remain: Data | None, objective: Objective, batch_size: int, progress: bool
 ) -> None:
     """Validation data must fit the model, and hold no sample of the others."""
-    _check_watched(model, as_batches(validation, "validation", batch_size), "validation", objective)
+    check_watched(model, as_batches(validation, "validation", batch_size), "validation", objective)
     for others, name in ((forget, "the forget set"), (remain, "the remain data")):
         if others is None:
             continue
@@ -321,7 +321,9 @@ def _first_logits(model: nn.Module, data: Batches, argument: str, objective: Obj
         return batch, objective.logits(model, batch)
 
 
-def _check_watched(model: nn.Module, data: Batches, argument: str, objective: Objective) -> None:
+def check_watched(
+    model: nn.Module, data: Batches, argument: str, objective: Objective, advice: str = " (watch={} measures no accuracy)"
+) -> None:
     """Check one batch before anything is done: an accuracy that cannot be measured would raise only after the first epoch."""
     batch, logits = _first_logits(model, data, argument, objective)
     try:
@@ -329,4 +331,4 @@ def _check_watched(model: nn.Module, data: Batches, argument: str, objective: Ob
         check_targets(logits, targets)
         check_classes(objective, logits.shape, "accuracy needs")
     except InputError as error:
-        raise InputError(argument, f"{error.rule} (watch={{}} measures no accuracy)", error.found) from error
+        raise InputError(argument, f"{error.rule}{advice}", error.found) from error

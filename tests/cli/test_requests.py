@@ -245,7 +245,8 @@ def test_what_the_audit_needs_is_checked_before_anything_is_done(here, capsys):
             assert not (here / "out").exists()
 
 
-def test_a_method_that_changes_nothing_is_told(here, capsys):
-    assert cli.main(["unlearn", *ASKED, "--forget", "0-3", "--method", "ssd", "--set", "threshold=1e30", "--no-audit"]) == 0
+@pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+def test_a_method_that_changes_nothing_is_told(quiet, here, capsys):
+    assert cli.main(["unlearn", *ASKED, "--forget", "0-3", "--method", "ssd", "--set", "threshold=1e30", "--no-audit", *quiet]) == 0
     assert "warning: no weight was changed, the new weights are the original ones" in capsys.readouterr().err
     assert "warning: no weight was changed" in (here / "out/log.txt").read_text()

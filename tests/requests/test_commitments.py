@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expunge.requests.commitments import Opening, commitment, inclusion, leaves_of, root
+from expunge.requests.folder import _openings, write_openings
 
 
 def plain_root(leaves):
@@ -53,6 +54,13 @@ def test_a_proof_leads_to_the_root_for_its_id_alone(ids, data):
     assert replace(proof, salt="00" * 32).root() != opening.root()
     for place in range(proof.leaves):
         assert place == proof.place or replace(proof, place=place).root() != opening.root()
+
+
+def test_openings_of_millions_of_ids_are_read_back(tmp_path):
+    opening = Opening.new(range(10**7, 10**7 + 2_000_000))
+    (tmp_path / "openings.json").write_bytes(write_openings((opening,)))
+    (read,) = _openings(tmp_path / "openings.json")
+    assert (read.key, len(read.ids), read.ids[-1]) == (opening.key, 2_000_000, 10**7 + 1_999_999)
 
 
 def test_a_proof_shows_no_other_id_or_key():

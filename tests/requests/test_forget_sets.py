@@ -131,6 +131,7 @@ def test_what_cannot_be_forgotten_is_told_on_one_line(spec, told, tmp_path):
         ("ids.txt", "-3", None, "must be the id of a sample"),
         ("ids.txt", "1.5", None, "must be the id of a sample"),
         ("ids.txt", "5 6\n", None, "entry 1: must be the id of a sample, a row of the training data; found 5 6"),
+        ("ids.txt", "5\n12,345\n", None, "entry 2: must be a number without commas, or several on a line each; found 12,345"),
         ("ids.txt", "5  6\n", None, "must be the id of a sample"),
         ("ids.txt", "1 - 3, 5 7", None, "must be the id of a sample"),
         ("ids.csv", 'id,who\n"1,000",a\n', None, "entry 1: must be the id of a sample"),

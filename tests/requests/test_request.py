@@ -194,6 +194,46 @@ def test_a_dry_run_tells_and_writes_nothing(tmp_path):
     assert lines[1] == "forget: 10 of 120 samples (10 by this request), remain: 110" and any("disk: " in line for line in lines)
 
 
+def test_an_estimate_counts_the_reading_of_samples_and_the_epochs_of_small_data(tmp_path):
+    slow = """
+import time
+
+class Slow(torch.utils.data.Dataset):
+    def __getitem__(self, row):
+        time.sleep(0.002)
+        return points(120, 1)[row]
+
+    def __len__(self):
+        return 120
+
+def train():
+    return Slow()
+"""
+    request(tmp_path)
+    write_task(tmp_path, TASK + slow)
+    lines = list(estimate(prepare(request(tmp_path, settings=Settings()))))
+    (taken,) = (float(line.split()[-3]) for line in lines if line.startswith("a training pass"))
+    assert taken >= 0.2  # 110 samples
+    # 7 batches of 16: 60 steps per epoch of the trials
+    assert any(line.endswith("86 to 515 as a rule") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "function, told",
+    [
+        ("test(): return points(40, 2)[:][0][:, :5], torch.zeros(40).long()", r"test\(\): must be what the model \(Sequential\) takes"),
+        ("test(): return torch.zeros(9, 6), torch.full((9,), 4)", r"test\(\): labels must be in \[0, 4\), .* found 4"),
+        ("validation(): return torch.zeros(9, 6), torch.full((9,), 4)", r"validation\(\): labels must be in \[0, 4\)"),
+        ("validation(): 1 / 0", r"task: validation\(\) of .*mytask.py must not raise"),
+    ],
+)
+def test_a_dry_run_reads_all_data_of_the_task(function, told, tmp_path):
+    request(tmp_path)
+    write_task(tmp_path, f"{TASK}\ndef {function}\n")
+    with pytest.raises(InputError, match=told):
+        carrying.checked(request(tmp_path, settings=Settings()))
+
+
 @pytest.mark.parametrize(
     "change, told",
     [
@@ -203,6 +243,7 @@ def test_a_dry_run_tells_and_writes_nothing(tmp_path):
         ({"settings": Settings("fisher-mask", ("ratio=2",))}, "ratio: must be in"),
         ({"settings": Settings("fisher-mask", ("rate=2",))}, "set: must be settings of fisher-mask; it has granularity"),
         ({"settings": Settings("fisher-mask", ("ratio",))}, "set: must be NAME=VALUE"),
+        ({"settings": Settings("fisher-mask", ("ratio=0.1", "ratio=0.2"))}, "set: must give every setting once"),
         ({"settings": Settings(device="cuda:99")}, "device: must be one that torch finds"),
         ({"settings": Settings(batch_size=0)}, "batch_size: must be a whole number"),
         ({"settings": Settings(threads=0)}, "threads: must be a whole number"),

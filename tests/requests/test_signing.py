@@ -47,6 +47,20 @@ def test_a_signature_holds_for_its_receipt_and_key_alone(tmp_path):
     assert wrong() == ["receipt.sig: is no signature of receipt.json by this key"]
 
 
+def test_signatures_of_earlier_receipts_are_kept(tmp_path):
+    pytest.importorskip("cryptography")
+    write_keys(tmp_path, "ed25519")
+    out = tmp_path / "out"
+    fulfil(request(tmp_path, sign=tmp_path / "key.pem"))
+    signature = (out / "receipt.sig").read_bytes()
+    for forget in ("50", "51"):
+        fulfil(request(tmp_path, forget))
+    assert (out / "receipt-1.sig").read_bytes() == signature and not (out / "receipt.sig").exists()
+    assert all(finding.fits for finding in verify(out / "receipt.json"))
+    (out / "receipt-1.sig").write_bytes(bytes(64))
+    assert [finding.line for finding in verify(out / "receipt.json")] == ["receipt-1.sig: was changed since the receipt was written"]
+
+
 @pytest.mark.parametrize("kind", ["ec", "nonsense"])
 def test_other_keys_are_refused_before_the_work(kind, tmp_path):
     pytest.importorskip("cryptography")

@@ -11,6 +11,7 @@ import expunge
 from expunge import fisher
 from expunge.errors import InputError, MismatchError
 from expunge.fisher import FisherSums, chunks
+from expunge.requests import request as carrying
 from expunge.requests import summing
 from expunge.requests.grouping import group_rows
 from expunge.requests.prepared import prepare
@@ -135,6 +136,22 @@ def test_a_stopped_build_does_not_go_on_with_another_version_of_torch(tmp_path, 
     told = "out: .* belongs to a pass with another torch: 1.0 there and .* here; a build that was stopped goes on"
     with pytest.raises(MismatchError, match=told):
         built(tmp_path)
+
+
+@pytest.mark.parametrize("stop", [OSError(28, "No space left on device", "store/x"), KeyboardInterrupt()])
+def test_a_request_that_is_done_does_not_look_undone_when_its_store_cannot_be_changed(stop, tmp_path, monkeypatch):
+    asked = request(tmp_path, sums=built(tmp_path))
+    whole = contents(tmp_path / "store")
+
+    def stopped(*arguments):
+        raise stop
+
+    done = "out: the request is done, but its samples are still in .*store;"
+    with monkeypatch.context() as patched, pytest.raises(type(stop), match=done):
+        patched.setattr(carrying, "take_out", stopped)
+        fulfil(asked)
+    assert contents(tmp_path / "store") == whole
+    assert fulfil(asked).number == 1 and contents(tmp_path / "store") != whole
 
 
 @pytest.mark.parametrize("earlier", ["expunge sums 1", "expunge sums 2"])

@@ -170,7 +170,7 @@ def test_a_receipt_that_leads_out_of_its_folder_is_named(copy):
 def test_a_proof_of_one_id(made, tmp_path):
     receipt = made / "out" / "receipt.json"
     for number, request_number in ((5, 1), (13, 2)):
-        proof = prove(made / "out", number, tmp_path / "proof.json")
+        proof = prove(made / "out", number, tmp_path / f"proof-{number}.json")
         assert wrong(receipt, proof=proof) == [] and json.loads(proof.read_bytes())["request"] == request_number
     content = json.loads(proof.read_bytes())
     for change in ({"id": 14}, {"request": 1}, {"salt": "zz"}, {"beside": []}, {"request": 9}, {"more": 1}):
@@ -183,9 +183,41 @@ def test_a_proof_of_one_id(made, tmp_path):
     told = wrong(handed / "receipt.json", proof=tmp_path / "proof.json")
     assert "proof.json: cannot be checked without the ledger (ledger.jsonl: must be in the folder" in told[-1]
     (handed / "ledger.jsonl").write_bytes((made / "out" / "ledger.jsonl").read_bytes())
-    assert any(finding.fits and "sample 13" in finding.line for finding in verify(handed / "receipt.json", proof=tmp_path / "proof.json"))
+    for proof in (tmp_path / "proof.json", handed / "proof.json"):
+        if not proof.exists():
+            shutil.copy(tmp_path / "proof.json", proof)
+        assert [str(finding) for finding in verify(handed / "receipt.json", proof=proof)] == [
+            "fits: receipt.json and ledger.jsonl fit each other",
+            "not compared: the other files of the receipt, which are not here",
+            f"fits: {proof}: sample 13 is among those of request 2",
+        ]
+    assert "weights.safetensors: is missing" in wrong(handed / "receipt.json")
+    shutil.copy(made / "out" / "log.txt", handed)  # a part of the folder is no receipt alone
+    assert "weights.safetensors: is missing" in wrong(handed / "receipt.json", proof=handed / "proof.json")
     with pytest.raises(InputError, match="id: must be of a sample that was forgotten; found 12"):
-        prove(made / "out", 12, tmp_path / "proof.json")
+        prove(made / "out", 12, tmp_path / "twelve.json")
+    with pytest.raises(InputError, match="proof: must be a file that `expunge prove` wrote; found "):
+        wrong(receipt, proof=tmp_path / "nowhere.json")
+
+
+def test_a_proof_needs_none_of_the_files_that_a_final_request_deletes(copy, tmp_path):
+    out = copy / "out"
+    for name in ("patch.safetensors", "edit.safetensors"):
+        (out / name).unlink()
+    assert json.loads(prove(out, 13, tmp_path / "proof.json").read_bytes())["id"] == 13
+    (out / "log.txt").write_text("x")
+    with pytest.raises(InputError, match="folder: must be as .* log.txt: was changed"):
+        prove(out, 13, tmp_path / "another.json")
+
+
+@pytest.mark.parametrize("write", [lambda out, path: prove(out, 5, path), undo], ids=["prove", "undo"])
+def test_what_is_written_replaces_nothing_and_leaves_the_folder_as_it_is(write, copy):
+    before = (copy / "mytask.py").read_bytes()
+    new, outside = "must be a new file", "must not be in a folder of requests"
+    for name, told in {"mytask.py": new, "out/receipt.json": new, "out/new.safetensors": outside}.items():
+        with pytest.raises(InputError, match=f"out: {told}"):
+            write(copy / "out", copy / name)
+    assert (copy / "mytask.py").read_bytes() == before and list(misfits(copy / "out")) == []
 
 
 @pytest.mark.parametrize("path", ["nowhere/receipt.json", "mytask.py", "out"])
@@ -202,4 +234,6 @@ def test_undo_refuses_a_folder_that_was_changed_and_a_file_that_is_there(copy, t
         undo(copy / "out", tmp_path / "back.safetensors")
     with pytest.raises(InputError, match="folder: must be a folder of requests"):
         undo(tmp_path, tmp_path / "back.safetensors")
+    with pytest.raises(InputError, match=r"out: must end in .safetensors; found .*back\.pt"):
+        undo(copy / "out", tmp_path / "back.pt")
     assert not (tmp_path / "back.safetensors").exists()

@@ -128,7 +128,7 @@ def run_unlearn(options: Unlearn) -> None:
 
     settings = Settings(options.method, options.set, options.batch_size, options.device, options.threads)
     request = Request(options.task, options.weights, options.forget, options.out, options.column, settings, options.sign, options.sums)
-    say, progress = ((lambda line: None), False) if options.quiet else (_say, None)
+    say, progress = (_warn, False) if options.quiet else (_say, None)
     examine, log = _examine(options, progress), _log(options)
     if options.dry_run:
         prepared = checked(request)
@@ -145,8 +145,8 @@ def run_unlearn(options: Unlearn) -> None:
         return
     try:
         receipt = fulfil(request, say, progress, examine)
-    except KeyboardInterrupt:
-        print(f"Nothing was changed in {options.out}/; the same command goes on.", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(on_one_line(str(stopped)) or f"Nothing was changed in {options.out}/; the same command goes on.", file=sys.stderr)
         raise
     print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
     audited = (receipt.measured.get("audit") or {}).get("verdict") is not None
@@ -209,6 +209,12 @@ def run_prove(options: Prove) -> None:
         from expunge.requests.verifying import prove
 
     print(f"{prove(options.folder, options.id, options.out)}: a proof for sample {options.id}")
+
+
+def _warn(line: str) -> None:
+    """Without progress too: that nothing was changed, or a goal not met, is part of the result."""
+    if line.startswith("warning: "):
+        _say(line)
 
 
 def _say(line: str) -> None:

@@ -10,6 +10,8 @@ import torch
 from expunge.data.batches import as_batches, batch_size, device_of, to_device
 from expunge.errors import InputError
 from expunge.methods import Choose, Method
+from expunge.methods.choosing.rungs import lengthened
+from expunge.methods.choosing.situation import fitting_batch_size
 from expunge.model.copying import copied
 from expunge.requests.prepared import Prepared
 from expunge.requests.request import one_number_of_threads
@@ -28,23 +30,35 @@ def estimate(prepared: Prepared) -> Iterator[str]:
     yield f"method: {prepared.method!r}"
     if prepared.replaced is not None:
         yield prepared.replaced
-    per_sample = _seconds_per_sample(prepared)
+    size = _batch_size(prepared, kept)
+    per_sample = _seconds_per_sample(prepared, size)
     seconds = per_sample * kept
     yield f"a training pass over the remain data takes about {shown_time(seconds)} here"
-    yield from (
-        _passes(prepared.method, seconds) if prepared.summed is None else _with_store(prepared.method, prepared.summed, per_sample, kept)
-    )
-    size = sum(tensor.numel() * tensor.element_size() for tensor in prepared.model.state_dict().values())
-    yield f"disk: up to {6 * size / 1e6:,.1f} MB (the weights, and a patch that leads back to the original)"
+    if prepared.summed is None:
+        yield from _passes(prepared.method, seconds, len(as_batches(prepared.remain, "remain", size)))
+    else:
+        yield from _with_store(prepared.method, prepared.summed, per_sample, kept)
+    stored = sum(tensor.numel() * tensor.element_size() for tensor in prepared.model.state_dict().values())
+    yield f"disk: up to {6 * stored / 1e6:,.1f} MB (the weights, and a patch that leads back to the original)"
 
 
-def _passes(method: Method, seconds: float) -> Iterator[str]:
+def _batch_size(prepared: Prepared, kept: int) -> int:
+    """Of the training; of its own data's loader where there is one."""
+    tuning = getattr(prepared.method, "tuning", None)
+    if isinstance(prepared.method, Choose):
+        return fitting_batch_size(kept)
+    return tuning.batch_size if isinstance(tuning, Tuning) else prepared.settings.batch_size
+
+
+def _passes(method: Method, seconds: float, steps: int) -> Iterator[str]:
+    """`steps`: batches of a pass over the remain data."""
     tuning = getattr(method, "tuning", None)
     if isinstance(method, Choose) and method.epochs is not None:
         yield f"passes: at most {method.epochs:g}; time: about {shown_time(method.epochs * seconds)}"
     elif isinstance(method, Choose):
-        yield "passes: as many as the settings that are tried take, 10 to 60 as a rule"
-        yield f"time: about {shown_time(10 * seconds)} to {shown_time(60 * seconds)}"
+        fewest, most = (lengthened(epochs, steps) for epochs in (10, 60))
+        yield f"passes: as many as the settings that are tried take, {fewest} to {most} as a rule"
+        yield f"time: about {shown_time(fewest * seconds)} to {shown_time(most * seconds)}"
     elif isinstance(tuning, Tuning):
         epochs = tuning.schedule.epochs
         yield f"passes: {epochs} of training, and up to 2 for a score; time: about {shown_time((epochs + 2) * seconds)}"
@@ -65,20 +79,22 @@ def shown_time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _seconds_per_sample(prepared: Prepared) -> float:
-    """Of a forward and a backward pass, on a copy."""
+def _seconds_per_sample(prepared: Prepared, size: int) -> float:
+    """Of reading it, and of a forward and a backward pass, on a copy."""
     model, device, objective = copied(prepared.model), device_of(prepared.model), prepared.task.objective
     timed: list[tuple[float, int]] = []
     with seeded(0, device), in_mode(model, training=False), one_number_of_threads(prepared.settings.threads):
-        for _, batch in zip(range(BATCHES), as_batches(prepared.remain, "remain", prepared.settings.batch_size), strict=False):
-            started = time.perf_counter()
+        started = time.perf_counter()
+        for _, batch in zip(range(BATCHES), as_batches(prepared.remain, "remain", size), strict=False):
             batch = to_device(batch, device)
             loss = objective.per_sample(objective.logits(model, batch), objective.targets(batch)).mean()
             if loss.requires_grad:
                 loss.backward()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            timed.append((time.perf_counter() - started, _samples(batch)))
+            now = time.perf_counter()
+            timed.append((now - started, _samples(batch)))
+            started = now
     return min(seconds / samples for seconds, samples in timed)
 
 

@@ -17,13 +17,14 @@ from expunge.requests.settings import Settings
 from expunge.requests.weights import file_digest
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, parse_json, read_json, read_plain
+from expunge.storage.files import check_file
 from expunge.storage.folders import INSIDE, LITTER, RESULT
 
 COMMAND = "requests"  # in result.json: what made the folder
 WEIGHTS, PATCH, EDIT = "weights.safetensors", "patch.safetensors", "edit.safetensors"
 SETTINGS, LOG, OPENINGS, SIGNATURE = "settings.json", "log.txt", "openings.json", "receipt.sig"
 UNLISTED = (RECEIPT, LEDGER, SIGNATURE)  # files that a receipt cannot hold the digest of
-LARGEST = 2**24  # bytes of a ledger or receipt
+LARGEST, LARGEST_OPENINGS = 2**24, 2**31  # bytes of a ledger or receipt, and of ids
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,19 @@ def earlier_receipt(number: int) -> str:
     return f"receipt-{number}.json"
 
 
+def earlier_signature(number: int) -> str:
+    return f"receipt-{number}.sig"
+
+
+def check_new_file(out: str | os.PathLike[str]) -> None:
+    """Before a file is written: it replaces none, and is not among those of a folder of requests, which would no longer fit."""
+    check_file("out", out)
+    if os.path.lexists(out):
+        raise InputError("out", "must be a new file; move what is there", os.fspath(out))
+    if all((Path(out).parent / name).exists() for name in (RECEIPT, LEDGER)):
+        raise InputError("out", "must not be in a folder of requests, which holds the files of its receipt alone", os.fspath(out))
+
+
 def read_state(folder: Path) -> State | None:
     """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed."""
     if not (folder / RECEIPT).exists() and not (folder / LEDGER).exists():
@@ -59,6 +73,18 @@ def read_state(folder: Path) -> State | None:
         raise InputError("out", "must be as `expunge unlearn` left it", what)
     openings = _openings(folder / OPENINGS) if (folder / OPENINGS).exists() else None
     return State(folder, receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER), openings, *settings_at(folder))
+
+
+def read_openings(folder: Path) -> list[tuple[Entry, Opening]]:
+    """The requests of a folder with their ids, whichever other files were deleted since."""
+    if not (folder / RECEIPT).is_file():
+        raise InputError("folder", "must be a folder of requests", os.fspath(folder))
+    if not (folder / OPENINGS).is_file():
+        rule = f"must hold {OPENINGS}, the ids, which are not handed on: prove where the request was made"
+        raise InputError("folder", rule, os.fspath(folder))
+    for what in misfits(folder, INSIDE, alone=True):
+        raise InputError("folder", "must be as `expunge unlearn` left it", what)
+    return list(zip(ledger_at(folder / LEDGER), _openings(folder / OPENINGS), strict=True))
 
 
 def settings_at(folder: Path) -> tuple[Settings, Mapping[str, Any]]:
@@ -84,10 +110,10 @@ def _content(path: Path) -> bytes:
         raise InputError(path.name, str(error)) from error
 
 
-def misfits(folder: Path, others: Collection[str] = ()) -> Iterator[str]:
+def misfits(folder: Path, others: Collection[str] = (), alone: bool = False) -> Iterator[str]:
     """What does not fit, one line each: between the receipt and the ledger, the ledger and itself, the receipt and every file.
 
-    `others` may be in the folder too.
+    `others` may be in the folder too; `alone`: files of the receipt may be missing.
     """
     try:
         receipt, ledger = receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER)
@@ -105,7 +131,7 @@ def misfits(folder: Path, others: Collection[str] = ()) -> Iterator[str]:
         if Path(name).name != name:  # a forged receipt must not lead elsewhere
             yield f"{excerpt(name)}: is no name of a file"
         elif not path.is_file():
-            if name != OPENINGS:  # is not handed on
+            if name != OPENINGS and not alone:  # is not handed on
                 yield f"{name}: is missing"
         elif file_digest(path) != expected:
             yield f"{name}: was changed since the receipt was written"
@@ -133,7 +159,8 @@ def write_openings(openings: Sequence[Opening]) -> bytes:
 
 def _openings(path: Path) -> tuple[Opening, ...]:
     try:
-        openings = tuple(Opening(part["key"], tuple(map(int, part["ids"].split()))) for part in parse_json(read_plain(path, LARGEST)))
+        parts = parse_json(read_plain(path, LARGEST_OPENINGS), LARGEST_OPENINGS)
+        openings = tuple(Opening(part["key"], tuple(map(int, part["ids"].split()))) for part in parts)
         if any(len(bytes.fromhex(opening.key)) != KEY for opening in openings):
             raise ValueError(f"a key must have {KEY} bytes")
         return openings

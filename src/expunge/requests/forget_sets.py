@@ -21,6 +21,7 @@ from expunge.storage.documents import excerpt, read_plain
 
 ARGUMENT = "forget"
 RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+", re.ASCII)  # 12,345 is one number to many programs that write files
 SPACED = re.compile(r" *([,-]) *")
 FORMS = "0-99,200 or label=3 or key=NAME or keys=FILE or predicate=NAME or a file of ids (text, .csv, .npy)"
 LARGEST = 2**28  # bytes of a file of ids
@@ -100,6 +101,8 @@ def _rows(spec: str, task: Task, column: str | None) -> Sequence[int]:
         # A cell holds one entry: "1,000" may be a thousand, and an empty one is a sample that nobody would forget.
         if (is_table and (not compact or "," in compact)) or (compact and not RANGES.fullmatch(compact)):
             raise InputError(ARGUMENT, f"{spec}, entry {number}: must be the id of a sample, a row of the training data", excerpt(line))
+        if THOUSANDS.fullmatch(compact):
+            raise InputError(ARGUMENT, f"{spec}, entry {number}: must be a number without commas, or several on a line each", excerpt(line))
         if compact:
             rows += _ranges(compact, f"{spec}, entry {number}", task.rows.samples)
     return rows

@@ -12,6 +12,7 @@ from expunge.data.batches import Data, as_batches
 from expunge.errors import InputError
 from expunge.methods import Choose, Method
 from expunge.requests.task import Task
+from expunge.unlearning import check_watched
 
 DOCS = "see docs/losses.md for what needs no more than a loss"
 
@@ -40,6 +41,16 @@ def check_measurable(method: Method, task: Task) -> None:
     if isinstance(method, Choose) and not has_labels(task):
         rule = f"must be named, such as fisher-mask: to choose one needs class logits and labels; {DOCS}"
         raise InputError("method", rule, "an objective() or targets without classes")
+
+
+def check_fitting(method: Method, task: Task, model: nn.Module, batch_size: int) -> None:
+    """Raise where the model does not take the data that will be measured, or their labels are not of its classes."""
+    if not has_labels(task):
+        return
+    data = {"test": task.test} | ({"validation": task.validation} if getattr(method, "takes_validation", False) else {})
+    for name, samples in data.items():
+        if samples is not None:
+            check_watched(model, as_batches(samples, f"{name}()", batch_size), f"{name}()", task.objective, advice="")
 
 
 def mean_losses(task: Task, before: nn.Module, after: nn.Module, data: Mapping[str, Data], batch_size: int) -> dict[str, MeanLoss]:

@@ -16,7 +16,7 @@ from expunge.errors import InputError, MismatchError
 from expunge.methods import Method
 from expunge.requests.folder import State, read_state
 from expunge.requests.forget_sets import forget_rows
-from expunge.requests.measuring import check_measurable
+from expunge.requests.measuring import check_fitting, check_measurable
 from expunge.requests.settings import Settings, build_method, following, is_described, written
 from expunge.requests.stored_mask import check_method
 from expunge.requests.sums_store import Store, check_fits
@@ -91,6 +91,7 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
     prepared = Prepared(task, model, stored, method, settings, rows, tuple(row for row in asked if row not in before), earlier, device)
     if store is not None:
         check_fits(store, task, model, check_method(method).kind)
+    check_fitting(method, task, model, settings.batch_size)
     _check_unseen(prepared)
     if earlier is not None:
         _check_same(prepared, earlier)

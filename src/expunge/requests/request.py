@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from expunge.requests.sums_store import Store, opened
 from expunge.requests.weights import digest_of, shared_names, weights_of
 from expunge.requests.working import is_begun, kept_trainings, key_of, working
 from expunge.requests.writing import Examine, Made, write_folder
+from expunge.runtime.exits import described
+from expunge.storage.files import check_folder
 from expunge.storage.folders import remove, reserved
 from expunge.unlearning import unlearn
 
@@ -60,7 +63,8 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
             place.save(lambda new: receipts.append(write_folder(new, made, log.lines, examine, request.sign)))
         if store is not None and drawn is not None:
             earlier = prepared.earlier.ledger if prepared.earlier is not None else ()
-            take_out(store, drawn, [*(entry.commitments for entry in earlier), receipts[0].commitments])
+            with _after_the_request(request, store):
+                take_out(store, drawn, [*(entry.commitments for entry in earlier), receipts[0].commitments])
     return receipts[0]
 
 
@@ -76,10 +80,23 @@ def checked(request: Request) -> Prepared:
 
 
 @contextmanager
+def _after_the_request(request: Request, store: Store) -> Iterator[None]:
+    """What stops the change of the store must not pass for a request that was not made."""
+    done = f"{os.fspath(request.out)}: the request is done, but its samples are still in {store.folder}; the same command takes them out"
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(done) from None
+    except OSError as error:
+        raise OSError(f"{done} ({described(error)})") from error
+
+
+@contextmanager
 def store_of(request: Request) -> Iterator[Store | None]:
     if request.sums is None:
         yield None
         return
+    check_folder("sums", request.sums)
     with opened(request.sums) as store:
         yield store
 

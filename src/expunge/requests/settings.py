@@ -56,7 +56,10 @@ def build_method(settings: Settings, recipe: Tuning | None) -> Method:
     """
     name = settings.method or CHOOSE
     build = _reading(name)
-    values = dict(_assigned(text) for text in settings.given)
+    assigned = [_assigned(text) for text in settings.given]
+    values = dict(assigned)
+    if len(values) < len(assigned):
+        raise InputError("set", "must give every setting once", " ".join(settings.given))
     names = {field.name for field in fields(build) if field.init} if isinstance(build, type) else None
     if recipe is not None and "tuning" not in values:
         values = _from_recipe(name, build, recipe) | values

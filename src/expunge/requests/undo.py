@@ -10,17 +10,16 @@ import torch
 from expunge.editing.patches import Patch
 from expunge.errors import InputError, MismatchError
 from expunge.requests import folder as names
-from expunge.requests.folder import misfits, receipt_at
+from expunge.requests.folder import check_new_file, misfits, receipt_at
 from expunge.requests.receipt import RECEIPT
 from expunge.requests.weights import Tensors, digest_of, load_saved, save_weights
-from expunge.storage.files import check_file
 
 
 def undo(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> str:
     """Write the original weights to a file and return their digest; neither the model nor its data are needed. The folder stays."""
-    check_file("out", out)
-    if os.path.lexists(out):
-        raise InputError("out", "must be a new file; move what is there", os.fspath(out))
+    check_new_file(out)
+    if Path(out).suffix != ".safetensors":
+        raise InputError("out", "must end in .safetensors", os.fspath(out))
     path = Path(folder)
     if not (path / RECEIPT).is_file():
         raise InputError("folder", f"must be a folder of requests, with a {RECEIPT}", os.fspath(folder))

@@ -14,7 +14,7 @@ from expunge.data.row_digests import SPREAD, is_of_rows
 from expunge.errors import ExpungeError, InputError
 from expunge.requests import folder as names
 from expunge.requests.commitments import Inclusion, inclusion
-from expunge.requests.folder import ledger_at, misfits, read_state, receipt_at
+from expunge.requests.folder import check_new_file, ledger_at, misfits, read_openings, read_state, receipt_at
 from expunge.requests.grouping import group_rows
 from expunge.requests.ledger import LEDGER
 from expunge.requests.prepared import Prepared
@@ -56,10 +56,16 @@ def verify(
     path = Path(receipt)
     if not path.is_file() or path.name != RECEIPT:
         raise InputError("receipt", f"must be the {RECEIPT} of a folder of requests", os.fspath(receipt))
-    folder = path.parent
-    wrong = list(misfits(folder))
+    if proof is not None and not Path(proof).is_file():
+        raise InputError("proof", "must be a file that `expunge prove` wrote", os.fspath(proof))
+    folder, alone = path.parent, proof is not None and _is_alone(path)
+    beside = (Path(proof).name,) if proof is not None and Path(proof).parent.resolve() == folder.resolve() else ()
+    wrong = list(misfits(folder, beside, alone))
     yield from (Finding(False, what) for what in wrong)
-    if not wrong:
+    if alone and not wrong:
+        yield Finding(True, f"{RECEIPT} and {LEDGER} fit each other")
+        yield Finding(True, "the other files of the receipt, which are not here", compared=False)
+    elif not wrong:
         yield Finding(True, f"{RECEIPT}, {LEDGER} and all files of the folder fit each other")
     if key is not None:
         what = check_signature(folder, key)
@@ -68,7 +74,7 @@ def verify(
         content = receipt_at(path)
     except InputError:  # told above
         return
-    if not wrong:
+    if not wrong and not alone:
         yield from _weights_of_folder(folder, content)
     if weights is not None:
         yield _given_weights(Path(weights), folder, content)
@@ -76,6 +82,14 @@ def verify(
         yield _proof(Path(proof), folder)
     if task is not None and not wrong:
         yield from _replayed(folder, content, task)
+
+
+def _is_alone(path: Path) -> bool:
+    """Whether a receipt was handed on without any of the files that it lists, as for a proof."""
+    try:
+        return not any((path.parent / name).exists() for name in receipt_at(path).files)
+    except InputError:  # told by `misfits`
+        return False
 
 
 def _weights_of_folder(folder: Path, receipt: Receipt) -> Iterator[Finding]:
@@ -167,17 +181,11 @@ def _other_code(receipt: Receipt, device: torch.device) -> Iterator[str]:
 
 def prove(folder: str | os.PathLike[str], number: int, out: str | os.PathLike[str]) -> Path:
     """Write a proof that an id was forgotten, which shows no other id; `verify(..., proof=...)` checks it."""
-    state = read_state(Path(folder))
-    if state is None:
-        raise InputError("folder", "must be a folder of requests", os.fspath(folder))
-    if state.openings is None:
-        raise InputError(
-            "folder", f"must hold {names.OPENINGS}, the ids, which are not handed on: prove where the request was made", folder
-        )
-    for entry, opening in zip(state.ledger, state.openings, strict=False):
+    check_new_file(out)
+    for entry, opening in read_openings(Path(folder)):
         if number in opening.ids:
             return write_json(out, {"request": entry.number} | encode(inclusion(number, opening.salts())))
-    raise InputError("id", "must be of a sample that was forgotten", number if state.ids else "none")
+    raise InputError("id", "must be of a sample that was forgotten", number)
 
 
 def _proof(path: Path, folder: Path) -> Finding:

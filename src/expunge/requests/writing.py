@@ -108,12 +108,16 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
 
 
 def _kept(earlier: State | None, new: Path) -> tuple[Entry, ...]:
-    """Keep the receipts of earlier requests, and return the ledger's lines."""
+    """Keep the receipts of earlier requests and their signatures, and return the ledger's lines."""
     if earlier is None:
         return ()
     for entry in earlier.ledger:
         name = names.earlier_receipt(entry.number)
         source = earlier.folder / (RECEIPT if entry.number == len(earlier.ledger) else name)
+        if source.exists():
+            write_bytes(new / name, source.read_bytes())
+        name = names.earlier_signature(entry.number)
+        source = earlier.folder / (names.SIGNATURE if entry.number == len(earlier.ledger) else name)
         if source.exists():
             write_bytes(new / name, source.read_bytes())
     return earlier.ledger

@@ -42,12 +42,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     return parse_json(read_plain(path, LARGEST))
 
 
-def parse_json(content: bytes | str) -> Any:
+def parse_json(content: bytes | str, largest: int = LARGEST) -> Any:
     """JSON in UTF-8 without what Python takes beside it: NaN and infinities, numbers beyond float64 or 64 bits, a name twice in one
     object, halves of characters, any depth."""
     text = content if isinstance(content, str) else content.decode("utf-8")
-    if len(text) > LARGEST or text.count(",") + text.count("[") + text.count("{") > VALUES:
-        raise ValueError(f"JSON must have at most {LARGEST} bytes and {VALUES} values")
+    if len(text) > largest or text.count(",") + text.count("[") + text.count("{") > VALUES:
+        raise ValueError(f"JSON must have at most {largest} bytes and {VALUES} values")
     try:
         value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite, object_pairs_hook=_object)
     except RecursionError:

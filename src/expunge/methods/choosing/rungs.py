@@ -165,4 +165,9 @@ def _distilled(reset: float | tuple[str, ...] | ByFisher, tuning: Tuning | None)
 
 
 def _epochs(epochs: int, situation: Situation) -> int:
-    return max(epochs, -(-epochs * STEPS // situation.steps))
+    return lengthened(epochs, situation.steps)
+
+
+def lengthened(epochs: int, steps: int) -> int:
+    """Of so many epochs in the trials as many as small data take, with `steps` each."""
+    return max(epochs, -(-epochs * STEPS // steps))

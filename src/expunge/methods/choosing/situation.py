@@ -60,13 +60,17 @@ def seen(forget: Data, remain: Data | None, run: Run, max_drop: float, seed: int
         classes = set()  # samples, of which none can be told to be of a class: they have a label per position
     told.append(_kind(classes, forgotten, "no remain sample has the label"))
     samples = len(kept)
-    size = next(size for least, size in ((8192, 128), (2048, 64), (256, 32), (0, 16)) if samples >= least)
+    size = fitting_batch_size(samples)
     few = int((kept != IGNORED).sum()) < max(FEW, FEW_PER_CLASS * len(_occurring(kept)))
     guard, train, unseen = run.validation, remain, run.validation is not None
     if guard is None:
         guard, train = _held_apart(remain, kept, run, few, seed, size, told)
     judge = _judge(forget, forgotten, classes, guard, run, max_drop, unseen, trained_on=guard is train)
     return Situation(judge, train, samples, few, size, len(as_batches(train, "remain", size)), tuple(told))
+
+
+def fitting_batch_size(samples: int) -> int:
+    return next(size for least, size in ((8192, 128), (2048, 64), (256, 32), (0, 16)) if samples >= least)
 
 
 def _kind(classes: set[int], labels: Tensor, how: str) -> str:
