@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import expunge
 from expunge.audit.intervals import auc_interval
 from expunge.audit.keeping import Folder
+from expunge.audit.threads import fitting_threads
 from expunge.errors import DivergedError, InputError, UncheckedWarning
+from expunge.runtime.modes import threads as running_on
 from tests.audit.small import FORGOTTEN, Filter, clouds, fresh, parts, trained
 
 QUICK = expunge.audit.Settings(rounds=2, steps=4, rate=0.002, batch_size=64)
@@ -212,8 +215,8 @@ def test_bad_input_is_named():
         "test: must not hold samples of the forget set": lambda: expunge.audit(model, model, forget, remain, ConcatDataset([test, forget])),
         "test: must not hold samples of the remain set": lambda: expunge.audit(model, model, forget, remain, ConcatDataset([test, remain])),
         "after: must have as many classes": lambda: run(nn.Linear(12, 6)),
-        "retrained: must have as many classes": lambda: run(model, nn.Linear(12, 6)),
-        "retrained: must have as many classes as the original network, 4; its labels must be": lambda: run(model, nn.Linear(12, 3)),
+        "retrained 2: must have as many classes": lambda: run(model, [trained(1, without=True), nn.Linear(12, 6)]),
+        "retrained 1: must have as many classes as the original network, 4; its labels must be": lambda: run(model, nn.Linear(12, 3)),
         "after: must have as many classes as the original network, 4; its labels must be": lambda: run(nn.Linear(12, 3)),
         "^test: must not be empty": lambda: expunge.audit(model, model, forget, remain, Subset(test, [])),
         "must not be the forget set|must not hold samples of the forget set": lambda: expunge.audit(model, model, forget, remain, forget),
@@ -226,14 +229,58 @@ def test_bad_input_is_named():
         "test: must hold 20 samples or more": lambda: expunge.audit(
             model, model, forget, remain, Subset(test, (test.tensors[1] != FORGOTTEN).nonzero().flatten().tolist())
         ),
-        "settings: must be": lambda: expunge.audit(model, model, *parts(), settings=3),
-        "policy: must be|must be Settings": lambda: run(model, policy=3),
+        "settings: must be Settings": lambda: expunge.audit(model, model, *parts(), settings=3),
+        "policy: must be a Policy": lambda: run(model, policy="mine.json"),
+        "^forget: must be what the model": lambda: expunge.audit(
+            model, model, TensorDataset(torch.zeros(60, 12).double(), torch.full((60,), FORGOTTEN)), remain, test
+        ),
+        "^after: must be a network like the original; .*13": lambda: run(nn.Linear(13, 4)),
     }
     for words, call in cases.items():
         with pytest.raises(InputError, match=words):
             call()
     with pytest.raises(DivergedError, match="after: its"):
         run(broken)
+    with pytest.raises(DivergedError, match="^retrained 2: its"):
+        run(model, [trained(1, without=True), broken])
+
+
+class Untrainable(nn.Module):
+    """Answers without gradients; `inner` may stand in it without being called."""
+
+    def __init__(self, inner: nn.Module, called: bool) -> None:
+        super().__init__()
+        self.inner, self.called = inner, called
+
+    def forward(self, x):
+        return self.inner(x).detach() if self.called else x[:, :4]
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_networks_without_gradients_or_whose_classifier_is_never_called(called):
+    report = run(Untrainable(trained(3, without=True), called))
+    assert all(measure.after is None for measure in report.measures if measure.name == "re-learning")
+    assert report["forget accuracy"].after is not None
+
+
+def test_iterators_are_read_once_and_kept():
+    forget, remain, test = parts()
+    after = trained(3, without=True)
+    reports = [
+        expunge.audit(trained(0), after, data, remain, test, settings=expunge.audit.Settings(rounds=0, bits=()))
+        for data in (forget, iter(DataLoader(forget, 50)))
+    ]
+    assert reports[0].measures == reports[1].measures
+
+
+def test_small_networks_run_on_one_thread():
+    threads = []
+    noted = nn.Sequential(trained(3, without=True))
+    noted.register_forward_hook(lambda *_: threads.append(torch.get_num_threads()))
+    with running_on(2):
+        run(noted)
+        assert {*threads} == {1} and torch.get_num_threads() == 2
+    assert fitting_threads(nn.Linear(10**4, 1000), TensorDataset(torch.zeros(2, 10**4), torch.zeros(2))) is nullcontext
 
 
 def test_a_few_twins_are_left_in_with_a_warning():
@@ -250,7 +297,7 @@ def test_parts_can_be_switched_off():
         report = expunge.audit(trained(0), masked(), *parts(), settings=expunge.audit.Settings(rounds=0, bits=()))
     names = {measure.name for measure in report.measures}
     assert not names & {"re-learning", "forget accuracy (unseen), 4 bits"} and report.verdict.word == "cosmetic"
-    for wrong in ({"rounds": -1}, {"bits": (1,)}, {"sample": 3}, {"rate": 0}):
+    for wrong in ({"rounds": -1}, {"bits": (1,)}, {"bits": 8}, {"sample": 3}, {"rate": 0}):
         with pytest.raises(InputError, match="settings"):
             expunge.audit.Settings(**wrong)
 

@@ -47,6 +47,14 @@ def test_beside_retrained_networks(unseen, inside, word, references):
     assert "erased" not in judgement.sentence and "compliant" not in judgement.sentence
 
 
+def test_rounded_weights_alone_are_named_as_the_only_test_of_the_inside():
+    rounded = row(f"{UNSEEN}, 4 bits", 0.97, 0, 0, 0, 0, 0, 0)
+    spread = (0, 0.3, 0.5, 0.7, 0.9)  # of re-learning, which has no power then
+    judgement = judge([*of_class(0, 0.2, learned=spread), rounded], "classes", POLICY)
+    assert judgement.word == "not distinguished" and "beside rounded weights" in judgement.missing[0]
+    assert not judge([*of_class(0, 0.01), rounded], "classes", POLICY).missing
+
+
 def test_damage_comes_first():
     lost = Reason("it lost 20 %", "remain accuracy (unseen)", 0.2, 0.1, 0.3)
     assert judge(of_class(0, 0.9), "classes", POLICY, lost).word == "damaged"

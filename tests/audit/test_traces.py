@@ -29,6 +29,10 @@ def test_confusion_counts_the_two_classes_alone():
     assert confusion(nn.functional.one_hot(predicted).float(), labels, 1, 3) == clopper_pearson(2, 5)
     with pytest.raises(InputError, match="labels: must hold samples of the classes 5 and 6"):
         confusion(torch.zeros(7, 4), labels, 5, 6)
+    with pytest.raises(InputError, match="labels: .* found none of 5"):
+        confusion(torch.zeros(7, 4), labels, 1, 5)
+    with pytest.raises(InputError, match="labels: must be one for each row of logits"):
+        confusion(torch.zeros(6, 4), labels, 1, 3)
     with pytest.raises(DivergedError):
         confusion(torch.full((7, 4), math.nan), labels, 1, 3)
 

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from expunge.audit import load_audit
 from expunge.cli import commands as cli
@@ -57,6 +58,18 @@ def test_mistakes_are_one_line_and_write_nothing(networks, tmp_path, capsys):
         assert cli.main(arguments(networks, out, *more)) == 2
         error = capsys.readouterr().err
         assert error.startswith(f"expunge: {words}") and error.count("\n") == 1, error
+    few = tmp_path / "few.txt"
+    few.write_text("1 2 3")
+    save_file({"weight": torch.zeros(3)}, tmp_path / "mine.safetensors")
+    assert cli.main(arguments(networks, out, "--forget", f"rows={few}", "--quiet")) == 2  # after the first reading
+    assert capsys.readouterr().err.startswith("expunge: forget: must hold 20 samples or more")
+    assert (
+        cli.main(["audit", "--before", f"{tmp_path}/mine.safetensors", "--after", "absent", "--forget", "label=3", "--out", str(out)]) == 2
+    )
+    assert (
+        "before: must be a file of `expunge train` or `save_network`; for weights of a model of your own give --task"
+        in capsys.readouterr().err
+    )
     assert cli.main(["audit", "--before", "absent", "--after", "absent", "--forget", "label=3", "--out", str(out)]) == 1
     assert not out.exists()
     (tmp_path / "model-card.md").write_text("mine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,7 +38,8 @@ from expunge.audit.settings import Settings
 from expunge.audit.shadow_evidence import ShadowEvidence, check_candidates, check_evidence
 from expunge.audit.shadow_measures import shadow_measures
 from expunge.audit.table import measured
-from expunge.data.batches import Data
+from expunge.audit.threads import fitting_threads
+from expunge.data.batches import Data, as_batches
 from expunge.data.digest import data_digest
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import ExpungeError, InputError, UncheckedWarning
@@ -82,18 +83,21 @@ def audit(
     check_module(after, "after")
     check_objective(objective)
     references, strangers = listed_networks("retrained", retrained), listed_networks("out", out)
-    for argument, value, kind in (("settings", settings, Settings), ("policy", policy, Policy | None)):
-        if not isinstance(value, kind):
-            raise InputError(argument, "must be Settings() or a Policy, such as load_policy()", shown(value))
+    if not isinstance(settings, Settings):
+        raise InputError("settings", "must be Settings(...)", shown(settings))
+    if not isinstance(policy, Policy | None):
+        raise InputError("policy", "must be a Policy, such as load_policy(path)", shown(policy))
     policy = load_policy() if policy is None else policy
     if shadows is not None:
         check_evidence(shadows, before, policy)
     talk = is_shown(progress)
-    sets = {"forget": forget, "remain": remain, "test": test}
+    given = {"forget": forget, "remain": remain, "test": test}
+    # An iterator can be read once, and every network reads.
+    sets = {name: as_batches(data, name) if isinstance(data, Iterator) else data for name, data in given.items()}
     check_sets(sets, objective, talk)
     networks = {"before": before, "after": after} | {f"retrained {number}": net for number, net in enumerate(references, start=1)}
     outside_networks = {f"out {number}": network for number, network in enumerate(strangers, start=1)}
-    audited = _Audited(sets, objective, settings, policy, keep, talk)
+    audited = _Audited(before, sets, objective, settings, policy, keep, talk)
     readings = {name: audited.read(name, network) for name, network in networks.items()}
     subject = Subject.of(readings["before"]["forget"], readings["before"]["remain"])
     if few := too_few(readings["before"]["forget"].labels, subject.like(readings["before"]["test"]), policy):
@@ -119,7 +123,8 @@ def audit(
     measures = measured(readings, values, subject)
     if shadows is not None:
         announce(f"attacks by {shadows.number} shadows", talk)
-        measures += shadow_measures({name: networks[name] for name in values}, shadows, subject.kind, policy, objective)
+        with audited.threads():
+            measures += shadow_measures({name: networks[name] for name in values}, shadows, subject.kind, policy, objective)
     retrained_readings = [reading for name, reading in readings.items() if name.startswith("retrained")]
     lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
     edges = edges_of(readings["before"], readings["after"])
@@ -185,28 +190,44 @@ def _on_one_thread(measure: Callable[..., Values], *arguments: Any) -> Values:
 class _Audited:
     """The data and settings that all networks have in common."""
 
-    def __init__(self, sets: Mapping[str, Data], objective: Objective, settings: Settings, policy: Policy, keep: Keep, talk: bool) -> None:
+    def __init__(
+        self,
+        original: nn.Module,
+        sets: Mapping[str, Data],
+        objective: Objective,
+        settings: Settings,
+        policy: Policy,
+        keep: Keep,
+        talk: bool,
+    ) -> None:
+        self.threads = fitting_threads(original, sets["forget"])
         self.sets, self.objective, self.settings, self.policy, self.keep, self.talk = sets, objective, settings, policy, keep, talk
         self.data = [data_digest(data) for data in sets.values()]
         self.first: Reading | None = None
 
     def read(self, name: str, network: nn.Module) -> Reading:
         announce(f"{name}: reading the data", self.talk)
-        argument = name.partition(" ")[0]
         try:
-            reading = read(network, self.sets, self.objective, self.settings.batch_size, self.settings.sample, argument)
+            with self.threads():
+                reading = read(network, self.sets, self.objective, self.settings.batch_size, self.settings.sample, name)
         except InputError as error:
-            if self.first is not None and error.rule.startswith("labels must be in"):  # the original has them all
-                rule = f"must have as many classes as the original network, {self.first['forget'].classes}; its {error.rule}"
-                raise InputError(argument, rule, error.found) from error
-            if argument not in ("retrained", "out") or error.argument in (*self.sets, "objective"):
+            if self.first is None and error.argument == "batches":  # of the first batch of the forget data
+                raise InputError("forget", error.rule, error.found) from error
+            if self.first is None or error.argument == "objective":
                 raise
-            raise InputError(argument, f"must be a network like the original; {error.argument}: {error.rule}", error.found) from error
+            if error.rule.startswith("labels must be in"):  # the original has them all
+                rule = f"must have as many classes as the original network, {self.first['forget'].classes}; its {error.rule}"
+                raise InputError(name, rule, error.found) from error
+            raise InputError(name, f"must be a network like the original; {error.argument}: {error.rule}", error.found) from error
         self.first = self.first or reading
-        check_alike(self.first, reading, argument)
+        check_alike(self.first, reading, name)
         return reading
 
     def values(self, name: str, network: nn.Module, readings: Mapping[str, Reading], subject: Subject) -> tuple[Values, Curve | None]:
+        with self.threads():
+            return self._values(name, network, readings, subject)
+
+    def _values(self, name: str, network: nn.Module, readings: Mapping[str, Reading], subject: Subject) -> tuple[Values, Curve | None]:
         reading, original = readings[name], readings["before"]
         values = utility(reading, subject) | answers(reading, subject, original) | destinations(reading, subject)
         values |= neighbours(reading, subject, original)
@@ -249,6 +270,6 @@ class _Audited:
             except ExpungeError as error:
                 if name in ("before", "after"):
                     return None
-                raise InputError(name.partition(" ")[0], "must be networks that can be trained, for re-learning", str(error)) from error
+                raise InputError(name, "must be a network that can be trained, for re-learning", str(error)) from error
 
         return self.keep(label, Curve | None, compute)

@@ -41,7 +41,11 @@ def places_of(model: nn.Module, batch: Batch, objective: Objective) -> Places:
     called = call_order(model, batch, objective)
     matrices = [name for name in called if any(part.dim() > 1 for part in model.get_submodule(name).parameters(False))]
     last = max(matrices, key=called.__getitem__) if matrices else None
-    return Places(stages, last if last is not None and isinstance(model.get_submodule(last), nn.Linear) else None)
+    if last is None or not isinstance(model.get_submodule(last), nn.Linear):
+        return Places(stages, None)
+    with taking(model, Places((), last)) as features:  # one that is never called by itself has no input
+        call_order(model, batch, objective)
+    return Places(stages, last if LAST in features else None)
 
 
 @contextmanager

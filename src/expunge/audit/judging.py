@@ -20,6 +20,7 @@ from expunge.runtime.display import counted
 OUT = "networks never trained on the forget samples (out, `expunge audit --never-trained`): the loss attack alone is a sanity check"
 RETRAINED = "a network retrained without the forget data"
 COMPARED = (DIVERGENCE, NEIGHBOURS)  # with other networks, beneath the first answer: no share of what the original knew
+ROUNDED = "a test of the inside with power beside rounded weights: probes and re-learning have none here, or were left out"
 MORE_SEEDS = "retrained networks of {} seeds or more: fewer do not show how much such networks differ"
 
 
@@ -58,8 +59,7 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
         sentence = f"partly: told from retrained networks by {by}"
         sentence += f"; up to {_share(max(still))} of what the original network knew is there" if still else ""
         return Judgement("partly", sentence, reasons, missing, tuple(tests))
-    # That samples go elsewhere than the original's next class clears nobody.
-    powered = [test for test in tests if test.found == "not distinguished" and test.measure != NEIGHBOURS]
+    powered = [test for test in tests if clears(test)]
     if {test.side for test in powered} != {"answers", "inside"}:
         absent = [side for side in ("answers", "inside") if side not in {test.side for test in powered}]
         what = tuple(
@@ -68,12 +68,19 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
         more = (*what, "samples enough, or an original that knew more of them than retrained networks do", *missing)
         sentence = f"cannot tell: no test of the {' or the '.join(absent)} has the power to"
         return Judgement("cannot tell", sentence, tuple(_reason(test, named[test.measure]) for test in tests), more, tuple(tests))
+    if all(test.side == "answers" or test.measure.endswith(" bits") for test in powered):
+        missing = (ROUNDED, *missing)
     worst = max(test.detectable or 0 for test in powered)
     sentence = (
         f"not distinguished from never trained by {_listed(powered)}, "
         f"at power {policy.power} for {percent(worst)} or more of what the original network knew"
     )
     return Judgement("not distinguished", sentence, tuple(_reason(test, named[test.measure]) for test in powered), missing, tuple(tests))
+
+
+def clears(test: Test) -> bool:
+    """Whether a test speaks for a network. That samples go elsewhere than the original's next class clears nobody."""
+    return test.found == "not distinguished" and test.measure != NEIGHBOURS
 
 
 def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy, gone: Sequence[int]) -> Judgement:

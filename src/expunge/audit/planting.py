@@ -24,7 +24,7 @@ Kind = Literal["swapped", "noise", "coins"]
 FILE = "planting key"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Key:
     """What was planted where. Keep it apart from the training: who has it can tell the samples, and undo them.
 
@@ -40,6 +40,9 @@ class Key:
     size: int
     noise: Tensor | None = None
     deviation: float = 0.0
+
+    def __repr__(self) -> str:
+        return f"Key({self.kind}, {int(self.included.sum())} of {len(self.rows)} samples included, dataset of {self.size})"
 
     @property
     def places(self) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from expunge.validate import check_positive, check_seed, check_whole, make_plain
+from expunge.errors import InputError
+from expunge.validate import check_positive, check_seed, check_whole, make_plain, shown
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Settings:
     def __post_init__(self) -> None:
         check_whole("settings.sample", self.sample, minimum=20)
         check_whole("settings.batch_size", self.batch_size, minimum=1)
+        if not isinstance(self.bits, Sequence) or isinstance(self.bits, str):
+            raise InputError("settings.bits", "must be whole numbers, such as (8, 4)", shown(self.bits))
         object.__setattr__(self, "bits", tuple(self.bits))
         for bits in self.bits:
             check_whole("settings.bits", bits, minimum=2, maximum=16)

@@ -28,13 +28,15 @@ def confusion(logits: Tensor, labels: Tensor, first: int, second: int, confidenc
 
     On the planted samples it is the share that still gets its swapped label. A network trained without them has a confusion too.
     """
+    if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+        raise InputError("labels", f"must be one for each row of logits, {tuple(logits.shape)}", tuple(labels.shape))
     predicted, labels = logits.argmax(1).cpu(), labels.cpu()
     if bool(logits.isnan().any()):
         raise DivergedError("the logits are NaN: the model diverged, nothing was measured")
     wrong = ((labels == first) & (predicted == second)) | ((labels == second) & (predicted == first))
     total = int(((labels == first) | (labels == second)).sum())
-    if not total:
-        raise InputError("labels", f"must hold samples of the classes {first} and {second}")
+    if absent := [label for label in (first, second) if not bool((labels == label).any())]:
+        raise InputError("labels", f"must hold samples of the classes {first} and {second}", f"none of {absent[0]}")
     return clopper_pearson(int(wrong.sum()), total, confidence)
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from expunge.cli import audit_shadows
-from expunge.errors import InputError, UncheckedWarning
+from expunge.errors import ExpungeError, InputError, UncheckedWarning
 from expunge.runtime.exits import on_one_line, uninterrupted
 from expunge.storage.files import check_folder
 
 PARTS = "parts"  # in the folder: what is finished, by digest
+LOCK = "audit"
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def run_audit(options: Audit) -> int:
             loaded = [of_task(task, path, argument, device) for path in paths]
             receipts[argument] = loaded[-1][1] if loaded else ""
             return [network for network, _ in loaded]
-        return [_named(argument, lambda path=path: load_network(path, device)) for path in paths]
+        return [_saved(argument, path, lambda path=path: load_network(path, device)) for path in paths]
 
     before, after = networks("before", options.before)[0], networks("after", options.after)[0]
     retrained, out = networks("retrained", *options.retrained), networks("never_trained", *options.never_trained)
@@ -119,7 +121,7 @@ def run_audit(options: Audit) -> int:
     settings = Settings() if options.relearn else replace(Settings(), rounds=0)
     # For pictures as small as the digits threads only wait for each other.
     threads = one_thread() if options.dataset == "digits" and task is None else nullcontext()
-    with lock_all("out", options.out, ["audit"]), threads, warnings.catch_warnings(record=True) as noted:
+    with _nothing_left(Path(options.out)), lock_all("out", options.out, [LOCK]), threads, warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always", UncheckedWarning)
         keep, shown, shadows, done = Folder(Path(options.out) / PARTS), not options.quiet, None, options.done
         if plan is not None:
@@ -192,6 +194,32 @@ def _named(argument: str, make: Any) -> Any:
         return make()
     except InputError as error:
         raise InputError(argument, error.rule, error.found) from error
+
+
+def _saved(argument: str, path: str, load: Any) -> Any:
+    """A network of a file, which may be one that only a task can read."""
+    try:
+        return _named(argument, load)
+    except InputError as error:
+        if error.found != "no kind":
+            raise
+        rule = "must be a file of `expunge train` or `save_network`; for weights of a model of your own give --task too"
+        raise InputError(argument, rule, path) from error
+
+
+@contextmanager
+def _nothing_left(folder: Path) -> Iterator[None]:
+    """After a mistake a new folder is gone again, unless it has finished parts."""
+    was_there = folder.exists()
+    try:
+        yield
+    except ExpungeError:
+        if not was_there:
+            with suppress(OSError):
+                (folder / "locks" / f"{LOCK}.lock").unlink()
+                (folder / "locks").rmdir()
+                folder.rmdir()
+        raise
 
 
 def _numbers(words: list[str]) -> list[int]:

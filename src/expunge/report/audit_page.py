@@ -8,7 +8,7 @@ from dataclasses import asdict
 from expunge import __version__
 from expunge.audit.findings import Measure
 from expunge.audit.intervals import Interval
-from expunge.audit.judging import percent
+from expunge.audit.judging import clears, percent
 from expunge.audit.report import LIMITS, Audit, capital
 from expunge.report.audit_figures import figures
 from expunge.report.page import FOLDER
@@ -56,7 +56,7 @@ def answers(audit: Audit) -> list[tuple[str, Sequence[str]]]:
     seeds = f"{audit.retrained} retrained networks" if audit.retrained != 1 else "1 retrained network"
     data = ", ".join(f"{count:,} {name}" for name, count in audit.sizes.items())
     sure = [f"Beside {seeds if audit.retrained else 'no retrained network'}, on {data} samples."]
-    powers = [test for test in audit.verdict.tests if test.found == "not distinguished" and test.detectable is not None]
+    powers = [test for test in audit.verdict.tests if clears(test) and test.detectable is not None]
     if powers:
         best, worst = (pick(powers, key=lambda test: test.detectable or 0) for pick in (min, max))
         sure.append(

@@ -248,6 +248,8 @@ class _Update:
         low = self.tuning.precision == "bfloat16"
         with torch.autocast(device_of(self.model).type, torch.bfloat16) if low else nullcontext():  # else as the caller has it
             loss = self._loss(phase, batch, losses) if self.share is None else self._part_of_loss(self.share, phase, batch, losses)
+        if not loss.requires_grad:
+            raise ModelError("model: its outputs have no gradients (a forward pass under no_grad, or with detach): it cannot be trained")
         self.optimizer.zero_grad(set_to_none=True)
         with nullcontext() if self.share is None else self.share.together():
             loss.backward()
