@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -352,6 +353,7 @@ def by_default(scale, keyword):
     [
         lambda scale: Scaled([1.0, scale]).losses,
         lambda scale: Scaled({1: scale}).losses,
+        lambda scale: Scaled(numpy.array([1.0, scale])).losses,
         lambda scale: Scaled([1.0, scale, *range(99)]).losses,
         lambda scale: by_default(scale, keyword=False),
         lambda scale: by_default(scale, keyword=True),

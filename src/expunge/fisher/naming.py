@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
+import numpy
 from torch import Tensor, nn
 
 from expunge.data.objective import Objective, batch_targets, cross_entropy, model_outputs
@@ -94,6 +95,8 @@ def _value(value: Any) -> str:
         digest = hashlib.sha256(str((value.dtype, tuple(value.shape))).encode())
         add_bytes(digest, value)
         return digest.hexdigest()[:SHORT]
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return hashlib.sha256(str((value.dtype, value.shape)).encode() + value.tobytes()).hexdigest()[:SHORT]
     if isinstance(value, (tuple, list, dict)) and len(value) <= ENTRIES:
         parts = [f"{key!r}: {_value(part)}" for key, part in value.items()] if isinstance(value, dict) else map(_value, value)
         text = ", ".join(parts)
