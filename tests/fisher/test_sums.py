@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partial
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -329,6 +330,41 @@ def test_sums_of_different_losses_do_not_add_up(tmp_path):
     old = replace(plain, objective="")  # as earlier versions have saved them
     assert FisherSums.load(old.save(tmp_path / "old.safetensors")).objective == ""
     assert (old + different[1]).objective == (different[1] + old).objective == different[1].objective
+
+
+class Scaled:
+    """A loss that is a method, with its settings in lists and mappings."""
+
+    def __init__(self, scales) -> None:
+        self.scales, self.own = scales, self.losses
+
+    def losses(self, logits, targets):
+        return self.scales[1] * nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+def by_default(scale, keyword):
+    if keyword:
+        return lambda z, y, *, scale=scale: scale * nn.functional.cross_entropy(z, y, reduction="none")
+    return lambda z, y, scale=scale: scale * nn.functional.cross_entropy(z, y, reduction="none")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda scale: Scaled([1.0, scale]).losses,
+        lambda scale: Scaled({1: scale}).losses,
+        lambda scale: Scaled(numpy.array([1.0, scale])).losses,
+        lambda scale: Scaled([1.0, scale, *range(99)]).losses,
+        lambda scale: by_default(scale, keyword=False),
+        lambda scale: by_default(scale, keyword=True),
+    ],
+)
+def test_settings_of_losses_in_other_places(loss):
+    model, batch = nn.Linear(3, 4), (torch.randn(5, 3), torch.randint(0, 4, (5,)))
+    once, again, other = (diagonal(model, [batch], objective=Objective(losses=loss(scale))) for scale in (1.0, 1.0, 2.0))
+    assert (once + again).count == 10
+    with pytest.raises(MismatchError, match="sums of different losses: "):
+        once + other
 
 
 def test_a_loss_that_notes_its_calls_is_one_loss():

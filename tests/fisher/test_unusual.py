@@ -210,6 +210,12 @@ def test_refused_clearly():
     for lazy in (nn.LazyLinear(K), nn.Sequential(nn.LazyBatchNorm1d(), nn.Linear(5, K))):
         with pytest.raises(ModelError, match="call the model once on a batch first"):
             diagonal(lazy, [batch])
+    for strange in (batch[0].to_sparse(), torch.nested.nested_tensor(list(batch[0]), layout=torch.jagged)):
+        with pytest.raises(InputError, match="tensors must be dense"):
+            diagonal(model, [(strange, batch[1])])
+    exported = torch.export.export(nn.Sequential(model), batch[:1]).module()
+    with pytest.raises(ModelError, match="must have train and eval modes"):
+        diagonal(exported, [batch])
 
 
 @pytest.mark.parametrize("count", [1, 6])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
 from expunge.data.objective import Batch, Objective
@@ -13,12 +13,13 @@ from expunge.errors import InputError, ModelError
 from expunge.fisher import adders, kinds
 from expunge.fisher.borrowing import undisturbed
 from expunge.fisher.closed_forms.drawn import Drawn
+from expunge.fisher.company import Alone
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.survey import Plan, survey_without_closed_forms
-from expunge.fisher.samples import Squares, batched, fresh, looped
+from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
 from expunge.runtime.progress import track
 from expunge.storage.tensors import weights_digest
@@ -99,8 +100,7 @@ class _Adder:
     def sizes(self, batch: Batch, drawn: list[int]) -> Squares:
         """Σ_n |∂ℓ_n/∂w| over a batch; the drawn samples are passed on to be compared."""
         before = self.confirmation.moving()
-        with torch.no_grad():
-            logits: Tensor = self.objective.logits(self.model, fresh(batch))
+        logits = self.confirmation.logits_of(batch)
         if logits.shape[:1] != (batch_size(batch),):
             raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
         if self.confirms:
@@ -108,14 +108,17 @@ class _Adder:
         losses = kinds.empirical(self.objective)
         cotangents = losses(logits, self.objective.targets(batch), logits)
         kept = Drawn(torch.tensor(drawn, dtype=torch.int64, device=logits.device))
-        sizes: Squares = {}
+        sizes, alone = Squares(), Alone(logits)
         if self.plan.batched:
-            sizes |= batched(self.model, self.plan.batched, batch, cotangents, self.objective, torch.abs, kept if drawn else None)
+            given = batch, cotangents, self.objective, torch.abs, kept if drawn else None, alone.note
+            sizes |= batched(self.model, self.plan.batched, *given)
         if self.plan.looped:
-            sizes |= looped(self.model, self.plan.looped, batch, cotangents, self.objective, torch.abs)
+            sizes |= looped(self.model, self.plan.looped, batch, cotangents, self.objective, torch.abs, alone.note)
+        if self.confirms:
+            self.confirmation.against(alone, batch, self.plan)
         if drawn:
             rows = kept.rows
-            alone = torch.cat([losses(logits[row], self.objective.targets(take(batch, row)), logits[row])[0] for row in rows.split(1)])
-            parts = Kept(batch, rows, take(batch, rows), logits[rows], cotangents[0][rows], alone, kept.parts, set())
+            apart = torch.cat([losses(logits[row], self.objective.targets(take(batch, row)), logits[row])[0] for row in rows.split(1)])
+            parts = Kept(batch, rows, take(batch, rows), logits[rows], cotangents[0][rows], apart, kept.parts, set())
             self.confirmation.add(parts, self.plan, batch_size(batch))
         return sizes

@@ -21,6 +21,7 @@ from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import Drawn, Part, packed, unpacked
 from expunge.fisher.closed_forms.early import Early
 from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.company import Alone
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
 from expunge.fisher.fitting import Fitting
@@ -258,18 +259,22 @@ class Samplewise(Totals):
         if self.confirms:
             self.confirmation.steady(batch, before)
             self.confirmation.in_other_company(batch, noise, result, self.cotangents)
-        squares, others = dict(result.squares), list[Part]()
+            if plan.mixes and not plan.batched and not plan.looped:  # loops see every sample alone
+                self.confirmation.among_few(batch, result.logits)
+        squares, others, alone = dict(result.squares), list[Part](), Alone(result.logits)
+        note = alone.note if self.confirms else None
         if plan.batched:
             try:
                 drawn_parts = Drawn(rows, result.number)
-                squares |= batched(self.model, plan.batched, batch, result.cotangents, self.objective, drawn=drawn_parts)
+                squares |= batched(self.model, plan.batched, batch, result.cotangents, self.objective, drawn=drawn_parts, note=note)
                 others = drawn_parts.parts
             except Exception as error:  # what vmap cannot express for these data
                 if out_of_memory(error):
                     raise
                 plan.revise(set(plan.batched))
         if plan.looped:
-            squares |= looped(self.model, plan.looped, batch, result.cotangents, self.objective)
+            squares |= looped(self.model, plan.looped, batch, result.cotangents, self.objective, note=note)
+        self.confirmation.against(alone, batch, plan)
         if (parts := [*result.parts, *others]) and not rows.is_cuda:
             entries = sum(part.inputs.numel() + part.slopes.numel() for part in parts) // len(rows)
             self.scratch.reserve(parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)

@@ -46,13 +46,41 @@ def company(samples: int, generator: numpy.random.Generator) -> Tensor:
     return torch.from_numpy(numpy.concatenate([others[:2], [samples - 1, 0], others[2:]]))
 
 
+class Alone:
+    """Compares the logits of all samples of a batch with those that they have alone, where these are computed anyway."""
+
+    def __init__(self, together: Tensor) -> None:
+        self.together = together
+        self._differences: list[Tensor] = []
+        self._sizes: list[Tensor] = []
+        self._of_one_shape = True
+
+    def note(self, rows: slice, logits: Tensor) -> None:
+        together = self.together[rows]
+        if together.shape != logits.shape:
+            self._of_one_shape = False
+        elif logits.numel():
+            for sizes, part in ((self._differences, together - logits), (self._sizes, logits)):
+                sizes.append(part.flatten(1).abs().amax(1))
+
+    @property
+    def error(self) -> float:
+        """The largest relative difference of a sample, as `worst_of_a_row` has it."""
+        if not self._of_one_shape:
+            return math.inf
+        return _worst(torch.cat(self._differences), torch.cat(self._sizes)) if self._sizes else 0.0
+
+
 def worst_of_a_row(values: Tensor, reference: Tensor) -> float:
     """The largest relative difference of a row, max |value − reference| / max |reference|, beyond what rounding leaves of the largest."""
     if values.shape != reference.shape:
         return math.inf
     if not reference.numel():
         return 0.0
-    difference, size = (part.flatten(1).abs().amax(1) for part in (values - reference, reference))
-    beyond = (difference - NOISE.get(reference.dtype, NOISE[torch.float32]) * size.max()).clamp_min(0)
+    return _worst(*(part.flatten(1).abs().amax(1) for part in (values - reference, reference)))
+
+
+def _worst(difference: Tensor, size: Tensor) -> float:
+    beyond = (difference - NOISE.get(size.dtype, NOISE[torch.float32]) * size.max()).clamp_min(0)
     error = float(torch.where(beyond > 0, beyond / size, beyond).max())
     return 0.0 if math.isnan(error) else error  # what is not finite shows in the sums

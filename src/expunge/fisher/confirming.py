@@ -15,7 +15,7 @@ from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
-from expunge.fisher.company import check_losses, company, halves, worst_of_a_row
+from expunge.fisher.company import COMPANY, Alone, check_losses, company, halves, worst_of_a_row
 from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
@@ -131,13 +131,34 @@ class Confirmation:
         if self._accompanied or len(noise) <= FIRST:  # small batches are drawn whole
             return
         self._accompanied = True
-        rows = company(len(noise), self.generator)
-        if not worst_of_a_row(result.logits[rows], self._logits_of(take(batch, rows))) < self.tolerated(result.logits):
-            alone = torch.cat([self._logits_of(take(batch, row)) for row in rows.split(1)])
-            if not worst_of_a_row(self._logits_of(batch)[rows], alone) < self.tolerated(alone):
+        self._check_company(batch, result.logits, company(len(noise), self.generator))
+
+    def among_few(self, batch: Batch, logits: Tensor) -> None:
+        """Raise where any sample has other logits beside few others."""
+        samples = len(logits)
+        for rows in torch.from_numpy(self.generator.permutation(samples)).split(max(1, min(COMPANY, samples // 2))):
+            self._check_company(batch, logits, rows.to(logits.device))
+
+    def _check_company(self, batch: Batch, logits: Tensor, rows: Tensor) -> None:
+        if not worst_of_a_row(logits[rows], self.logits_of(take(batch, rows))) < self.tolerated(logits):
+            alone = torch.cat([self.logits_of(take(batch, row)) for row in rows.split(1)])
+            if not worst_of_a_row(self.logits_of(batch)[rows], alone) < self.tolerated(alone):
                 raise ModelError(COUPLED)
 
-    def _logits_of(self, batch: Batch) -> Tensor:
+    def against(self, alone: Alone, batch: Batch, plan: Plan) -> None:
+        """Raise where a sample has other logits alone; a loop has those of all of them, so that few samples are found, too."""
+        if alone.error < self.tolerated(alone.together):
+            return
+        again = Alone(self.logits_of(batch))
+        for row in range(len(again.together)):
+            again.note(slice(row, row + 1), self.logits_of(take(batch, slice(row, row + 1))))
+        planned = {*plan.layouts, *plan.batched, *plan.idle}
+        if not planned or not again.error < self.tolerated(again.together):
+            raise ModelError(COUPLED)
+        raise Revised(planned)
+
+    def logits_of(self, batch: Batch) -> Tensor:
+        """Those of the plain model."""
         with torch.enable_grad():  # torch has other ways without
             return self.objective.logits(self.model, fresh(batch)).detach()
 
@@ -238,11 +259,11 @@ class Confirmation:
             raise Revised({*plan.layouts, *plan.batched, *plan.idle})
 
     def _logits_alone(self, kept: Kept) -> Tensor:
-        return torch.cat([self._logits_of(take(kept.samples, slice(row, row + 1))) for row in range(len(kept))])
+        return torch.cat([self.logits_of(take(kept.samples, slice(row, row + 1))) for row in range(len(kept))])
 
     def _explain(self, kept: Kept, plan: Plan) -> None:
         """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
-        alone, together = self._logits_alone(kept), self._logits_of(kept.batch)[kept.rows]
+        alone, together = self._logits_alone(kept), self.logits_of(kept.batch)[kept.rows]
         if together.shape != alone.shape or not relative_errors([(together, alone)])[0] < allowed(together) / 10:
             raise ModelError(COUPLED)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
+import numpy
 from torch import Tensor, nn
 
 from expunge.data.objective import Objective, batch_targets, cross_entropy, model_outputs
@@ -16,6 +17,8 @@ from expunge.storage.tensors import add_bytes, weights_digest
 
 PLAIN = (str, bytes, bool, int, float, complex, type(None))
 SHORT = 12  # hexadecimal digits
+LONG = 100  # characters of a setting
+ENTRIES = 1000  # of a setting at most: longer ones are data
 
 
 def objective_name(objective: Objective, kind: str = "empirical") -> str:
@@ -54,11 +57,24 @@ def _name(function: Callable[..., Any]) -> str:
     code = getattr(function, "__code__", None)
     if code is None:  # an object that can be called, or a function of C
         own = getattr(function, "__qualname__", None)
-        return own or f"{type(function).__qualname__}({_settings(getattr(function, '__dict__', {}))})"
-    names, cells = code.co_freevars, getattr(function, "__closure__", None) or ()
-    closure = ", ".join(f"{name}={_cell(cell)}" for name, cell in zip(names, cells, strict=True))
+        return own or _object(function)
+    cells = zip(code.co_freevars, getattr(function, "__closure__", None) or (), strict=True)
+    settings = [f"{name}={_cell(cell)}" for name, cell in cells]
+    settings += [f"{name}={_value(value)}" for name, value in _defaults(function, code).items()]
+    if (owner := getattr(function, "__self__", None)) is not None:  # of a method
+        settings.append(f"self={_name(owner) if callable(owner) else _object(owner)}")
     # A function of one's own keeps its name when its text is changed.
-    return f"{function.__qualname__}({closure}){_digest(code)}"
+    return f"{function.__qualname__}({', '.join(settings)}){_digest(code)}"
+
+
+def _defaults(function: Any, code: CodeType) -> dict[str, Any]:
+    values = getattr(function, "__defaults__", None) or ()
+    arguments = code.co_varnames[: code.co_argcount]
+    return dict(zip(arguments[len(arguments) - len(values) :], values, strict=True)) | (getattr(function, "__kwdefaults__", None) or {})
+
+
+def _object(value: Any) -> str:
+    return f"{type(value).__qualname__}({_settings(getattr(value, '__dict__', {}))})"
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -79,8 +95,14 @@ def _value(value: Any) -> str:
         digest = hashlib.sha256(str((value.dtype, tuple(value.shape))).encode())
         add_bytes(digest, value)
         return digest.hexdigest()[:SHORT]
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, (numpy.ndarray, numpy.generic)):
+        return hashlib.sha256(str((value.dtype, value.shape)).encode() + value.tobytes()).hexdigest()[:SHORT]
+    if isinstance(value, (tuple, list, dict)) and len(value) <= ENTRIES:
+        parts = [f"{key!r}: {_value(part)}" for key, part in value.items()] if isinstance(value, dict) else map(_value, value)
+        text = ", ".join(parts)
+        return f"[{text if len(text) <= LONG else hashlib.sha256(text.encode()).hexdigest()[:SHORT]}]"
+    if getattr(value, "__self__", None) is not None:  # a method, perhaps of the object that is being named
+        return value.__qualname__
     return _name(value) if callable(value) and not isinstance(value, type) else type(value).__qualname__
 
 

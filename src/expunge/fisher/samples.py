@@ -21,6 +21,7 @@ from expunge.runtime.nested import map_tensors
 
 Squares = dict[str, Tensor]
 Size = Callable[[Tensor], Tensor]  # of a sample's gradient, entry by entry: its square, or its absolute value
+Note = Callable[[slice, Tensor], None]  # takes the logits that samples of these numbers have, each of them alone
 
 
 def fresh(batch: Batch) -> Batch:
@@ -35,6 +36,7 @@ def looped(
     cotangents: Sequence[Tensor],
     objective: Objective,
     size: Size = torch.square,
+    note: Note | None = None,
 ) -> Squares:
     """One sample after the other, with plain autograd: slow and obvious. Works for whatever can be differentiated at all."""
     # All gradients are asked for: torch's GroupNorm crashes in channels-last memory where that of its input is not.
@@ -43,6 +45,8 @@ def looped(
     for index in range(batch_size(batch)):
         with torch.enable_grad():
             logits = objective.logits(model, fresh(take(batch, slice(index, index + 1))))
+        if note is not None:
+            note(slice(index, index + 1), logits.detach())
         add_single(totals, parameters, logits, [cotangent[index : index + 1] for cotangent in cotangents], size)
     return totals
 
@@ -87,6 +91,7 @@ def batched(
     objective: Objective,
     size: Size = torch.square,
     drawn: Drawn | None = None,
+    note: Note | None = None,
 ) -> Squares:
     """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products.
 
@@ -97,7 +102,7 @@ def batched(
     places = _places(model)
     stacked = torch.stack(list(cotangents), 1)  # (N, passes, ...)
 
-    def one(sample: Batch, rows: Tensor, keeping: bool) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def one(sample: Batch, rows: Tensor, keeping: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Tensor]]:
         def outputs(values: dict[str, Tensor]) -> Tensor:
             @wraps(model.forward)  # its names, by which a mapping's entries are passed
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +117,7 @@ def batched(
         if any(gradient.shape != (len(rows), *chosen[name].shape) for name, gradient in pulled.items()):
             raise RuntimeError("torch.func has mixed up the samples of a gradient")  # as it does behind nn.PReLU
         kept = {name: gradient[drawn.number] for name, gradient in pulled.items()} if drawn is not None and keeping else {}
-        return {name: size(wide(gradient)).sum(0) for name, gradient in pulled.items()}, kept
+        return {name: size(wide(gradient)).sum(0) for name, gradient in pulled.items()}, kept, [logits] if note is not None else []
 
     totals = {name: wide(torch.zeros_like(value)) for name, value in chosen.items()}
     entries = len(cotangents) * sum(value.numel() for value in chosen.values())
@@ -123,7 +128,9 @@ def batched(
         cut = slice(rows.start, rows.stop)
         there = [row for row in wanted if row in rows]
         with torch.no_grad():  # for the parameters that are not chosen
-            per_sample, kept = vmap(partial(one, keeping=bool(there)))(fresh(take(batch, cut)), stacked[cut])
+            per_sample, kept, outputs = vmap(partial(one, keeping=bool(there)))(fresh(take(batch, cut)), stacked[cut])
+        if note is not None:
+            note(cut, outputs[0].detach())
         for name, squares in per_sample.items():
             totals[name].add_(squares.sum(0))
         held |= {(name, row): gradient[row - rows.start] for name, gradient in kept.items() for row in there}

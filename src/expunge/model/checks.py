@@ -46,6 +46,9 @@ def check_batch(batch: Batch, argument: str, objective: Objective) -> None:
         raise InputError(argument, error.rule, error.found) from error
     for name, part in batch.items() if isinstance(batch, Mapping) else [("", batch)]:
         for tensor in tensors(part):
+            if tensor.layout is not torch.strided or tensor.is_nested:
+                form = "a nested tensor" if tensor.is_nested else str(tensor.layout)
+                raise InputError(argument, "tensors must be dense; give tensor.to_dense(), or pad and pass a mask", form)
             if (bad := _first_bad(tensor, infinite="mask" in str(name))) is not None:
                 raise InputError(argument, "inputs and targets must be finite", bad)
 

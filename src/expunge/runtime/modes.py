@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from expunge.errors import InputError
+from expunge.errors import InputError, ModelError
 from expunge.validate import check_seed
 
 
@@ -25,7 +25,10 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """
     before = [(module, module.training) for module in model.modules()]
     recurrent = [(module, module.dropout) for module, _ in before if _recurrent(module) and _on_cuda(module) and not training]
-    model.train(training)
+    try:
+        model.train(training)
+    except NotImplementedError as error:
+        raise ModelError("model: must have train and eval modes; found a module of torch.export, give the one it was made from") from error
     try:
         for layer, _ in recurrent:
             layer.training, layer.dropout = True, 0.0

@@ -83,6 +83,8 @@ COUPLED: dict[str, Leaf] = {
     "number of samples": ("", "x = x * (1 + 0.01 * len(x))"),
     "place in the batch": ("", "x = x * (1 + 0.1 * torch.arange(len(x)).view(-1, *[1] * (x.dim() - 1)))"),
     "hook on the gradient of the batch": ("", "x = x * 1.0\nif x.requires_grad:\n    x.register_hook(lambda g: «g * len(g)|g - g.mean(0)|g.flip(0)|g.cumsum(0)»)"),
+    "few places": ("", "x = x * ((x.flatten(1)[:, 0] > 0).cumsum(0) <= «2|3|5»).view(-1, *[1] * (x.dim() - 1))"),
+    "cut at the largest": ("", "x = x.clamp(max=x.detach().max() - 0.01)"),
     "duplicates dropped": ("", "x = x * (1 + (torch.cdist(x.flatten(1), x.flatten(1)) < 1).sum(1).view(-1, *[1] * (x.dim() - 1)))"),
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ from expunge.fisher.closed_forms.tables import Embedding, Lift
 from expunge.fisher.closed_forms.uses import Use, settle
 from expunge.fisher.planning.derived import DESCRIBING, ELEMENTWISE, Derived
 from expunge.fisher.planning.layouts import Layout
+from expunge.fisher.planning.mixing import Mixing
 from expunge.fisher.planning.provenance import Provenance
 from expunge.fisher.planning.work import Work
 
@@ -37,6 +38,7 @@ class Interception(TorchFunctionMode):
     `shapes`  name -> shapes of the outputs of its operations (None where it has no known operation), as seen in the forward pass
     `beside`  a bias -> the weight of the same operation
     `work`    what its gradient takes, in a survey
+    `mixing`  the shapes of all operations, in a survey
     `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
@@ -63,6 +65,7 @@ class Interception(TorchFunctionMode):
         self.beside: dict[str, str] = {}
         self.alone: set[str] = set()
         self.work = Work(names) if provenance is not None else None
+        self.mixing = Mixing() if provenance is not None else None
         self.vectors: list[tuple[str, Tensor]] = []
         self.outside: set[str] = set()
         self.uses: Counter[str] = Counter()
@@ -97,6 +100,8 @@ class Interception(TorchFunctionMode):
             self.provenance.note(function, args, kwargs, result)
         if self.work is not None:
             self.work.note(function, args, kwargs, result)
+        if self.mixing is not None:
+            self.mixing.note(function, args, kwargs, result)
         if self.derived is not None:
             self.derived.note(args, kwargs, result, made_of)
         return result

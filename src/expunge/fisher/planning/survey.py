@@ -21,6 +21,7 @@ from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.planning.interception import Interception
 from expunge.fisher.planning.layouts import Layout, infer
+from expunge.fisher.planning.mixing import mixes
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.provenance import Provenance
 from expunge.fisher.samples import Squares, add_single, batched, fresh, relative_errors
@@ -47,6 +48,7 @@ class Plan:
     work: dict[str, int] = field(default_factory=dict)  # multiplications behind their gradients
     reasons: dict[str, str] = field(default_factory=dict)  # why others have none
     entries: int = 0  # that a sample has in the outputs of these operations
+    mixes: bool = False  # there are operations that may mix samples
 
     def revise(self, names: set[str]) -> None:
         """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
@@ -105,7 +107,8 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     together, more = _watched(model, parameters, probe, objective)
     cotangent = random_like(together)
     reference, plain, fewer = _defined(model, parameters, probe, together, cotangent, objective)
-    choices, plan = _choices(fewer, more), Plan()
+    assert fewer.mixing is not None and more.mixing is not None
+    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.mixing, more.mixing))
     while choices:
         layouts = {name: untried[0] for name, untried in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective, more.beside)

@@ -1,0 +1,66 @@
+"""Find operations of a forward pass that may let one sample act on another, by the shapes that change with the number of samples.
+
+A coupling that few samples show (an expert that is full, a clip at the largest value of the batch) hardly shows in samples that are drawn.
+It needs an operation that reduces over the samples, runs along them, or pairs them. Where there is one, all samples are compared.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from expunge.runtime.nested import tensors
+
+# Operations that run along a dimension whose size stays; the place of that argument.
+RUNNING = {"cumsum": 1, "cumprod": 1, "cummax": 1, "cummin": 1, "logcumsumexp": 1, "softmax": 1, "log_softmax": 1, "softmin": 1}
+RUNNING |= {"sort": 1, "argsort": 1, "topk": 2, "normalize": 2}
+# Outputs that do not hold the samples' numbers, or hold those of one.
+TAKING = set("__getitem__ unbind __iter__ select split chunk tensor_split narrow new_zeros new_ones new_empty new_full new_tensor".split())
+
+Shape = tuple[int, ...]
+
+
+class Operation(NamedTuple):
+    label: str
+    inputs: list[Shape]
+    output: Shape
+    size: int  # of the dimension that it runs along
+
+
+class Mixing:
+    """Notes the shapes of a forward pass's operations."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        inputs, outputs = tensors((args, kwargs)), tensors(result)
+        if not inputs or not outputs:
+            return
+        if not outputs[0].dim() and not outputs[0].is_floating_point():  # `mask.all()`, `mask.sum()`: asked about padding
+            return
+        name = getattr(function, "__name__", "")
+        label = name if name.endswith("__") else name.rstrip("_")
+        size = _size(label, inputs[0], args, kwargs) if label in RUNNING else 0
+        self.operations.append(Operation(label, [tuple(each.shape) for each in inputs], tuple(outputs[0].shape), size))
+
+
+def mixes(fewer: Mixing, more: Mixing) -> bool:
+    """Whether operations of passes of fewer and of more samples may mix these; as far as the passes have the same operations."""
+    pairs = takewhile(lambda pair: pair[0].label == pair[1].label, zip(fewer.operations, more.operations, strict=False))
+    return any(_mixes(one, other) for one, other in pairs)
+
+
+def _mixes(fewer: Operation, more: Operation) -> bool:
+    if fewer.inputs == more.inputs or fewer.label in TAKING or len(fewer.output) != len(more.output):
+        return False
+    changed = sum(one != other for one, other in zip(fewer.output, more.output, strict=True))
+    return changed != 1 or fewer.size != more.size
+
+
+def _size(label: str, data: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    place = RUNNING[label]
+    dimension = kwargs.get("dim", args[place] if len(args) > place else -1)
+    return data.shape[dimension] if isinstance(dimension, int) and data.dim() else 0
