@@ -169,7 +169,7 @@ class QueuedConfirmation(Confirmation):
 
     def _alone(self, kept: Kept) -> Tensor:
         together = kept.logits[:1]
-        alone = self._logits_of(take(kept.samples, slice(0, 1)))
+        alone = self.logits_of(take(kept.samples, slice(0, 1)))
         same = alone.shape == together.shape
         return largest_of([(together, alone)]) if same else torch.tensor([torch.inf, 1.0], dtype=torch.float64)
 
@@ -197,7 +197,7 @@ class QueuedConfirmation(Confirmation):
     def _the_same_alone(self, kept: Kept) -> bool:
         """Whether a sample of this batch has the logits that it has alone, without TF32."""
         with tf32.switched_off():
-            together, alone = self._logits_of(kept.batch)[kept.rows[:1]], self._logits_of(take(kept.samples, slice(0, 1)))
+            together, alone = self.logits_of(kept.batch)[kept.rows[:1]], self.logits_of(take(kept.samples, slice(0, 1)))
         return together.shape == alone.shape and relative_errors([(together, alone)])[0] < tolerance(alone) / 10
 
     def _holds_precisely(self, queued: _Queued, plan: Plan, found: Differences) -> bool:
