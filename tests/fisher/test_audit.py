@@ -102,3 +102,18 @@ def test_rows_of_a_convolution_with_groups_and_strides():
         place = audit.places["weight"]
         torch.testing.assert_close(audit.squares["weight"][0], expected[place])
         assert audit.wrong({"weight": expected * 1.001}) and audit.wrong({})
+
+
+@pytest.mark.parametrize("kind", ["empirical", "expected", "sampled"])
+@pytest.mark.parametrize("make", [lambda: nn.Linear(8, K), lambda: nn.Sequential(nn.Conv2d(2, K, 2), nn.Flatten())])
+def test_squares_that_underflow_raise_no_alarm(kind, make, monkeypatch):
+    """As those of classes that are nearly impossible, in any well trained network."""
+    revised = []
+    monkeypatch.setattr(Plan, "revise", lambda self, names: revised.append(names))
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad():
+        list(model.parameters())[1].copy_(torch.tensor([0.0] + [-49.0] * (K - 1)))  # probabilities of 1e-21, squares of 1e-43
+    x = torch.randn(96, 8).view(96, *((8,) if isinstance(model, nn.Linear) else (2, 2, 2)))
+    diagonal(model, list(zip(x.split(32), torch.zeros(96, dtype=torch.int64).split(32), strict=True)), kind=kind)
+    assert not revised

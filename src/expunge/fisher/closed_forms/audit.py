@@ -16,6 +16,7 @@ from torch import Tensor
 # How far a sum may be from another of the same terms: as a part of the terms' size, and of the squares.
 ROUNDING = {torch.float64: (1e-12, 1e-9), torch.float32: (2e-5, 1e-3)}
 COARSE = (2e-2, 5e-2)  # of half precision
+SMALLEST = {torch.float64: torch.finfo(torch.float64).tiny}  # of squares; of others as in float32, in which they are added
 
 
 @dataclass
@@ -51,7 +52,10 @@ class Audit:
         weights, rows = weights.detach(), rows.detach().to(weights.dtype)
         terms, part = ROUNDING.get(rows.dtype, COARSE)
         gradient = torch.bmm(weights[:, None], rows)[:, 0].double()
-        error = terms * (weights.norm(dim=1)[:, None] * rows.norm(dim=1)).double()  # Σ |terms| is at most the product of norms
+        sizes = weights.norm(dim=1)[:, None].double(), rows.norm(dim=1).double()
+        error = terms * sizes[0] * sizes[1]  # Σ |terms| is at most the product of norms
+        # A factor whose square underflows, as that of a class with a probability of 1e-20, is off by as much, times the other's square.
+        error += (SMALLEST.get(rows.dtype, torch.finfo(torch.float32).tiny) * (1 + sizes[0].square() + sizes[1].square())).sqrt()
         if name in self.gradients:
             gradient, error = gradient + self.gradients[name][0], error + self.gradients[name][1]
         self.gradients[name] = gradient, error, part
