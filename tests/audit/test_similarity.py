@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from expunge.audit.intervals import Interval
+from expunge.audit.reading import Part
 from expunge.audit.rounding import round_to, rounded
 from expunge.audit.similarity import cka, cka_interval, divergences, retrain_free_divergence
 from expunge.audit.student import reach, student_quantile, student_share
@@ -61,9 +63,26 @@ def test_retrain_free_divergence_compares_mean_outputs_by_label():
         p, q = means
         m = (p + q) / 2
         values.append(float((p * (p / m).log()).sum() / 2 + (q * (q / m).log()).sum() / 2))
-    assert retrain_free_divergence(after["forget"], original["test"], torch.tensor([2])) == pytest.approx(values[2], rel=1e-6)
+    assert retrain_free_divergence(after["forget"], original["test"], torch.tensor([2])).value == pytest.approx(values[2], rel=1e-6)
     several = retrain_free_divergence(after["remain"], original["test"], torch.tensor([0, 1, 3]))
-    assert several == pytest.approx((values[0] + values[1] + values[3]) / 3, rel=1e-6)
+    assert several.value == pytest.approx((values[0] + values[1] + values[3]) / 3, rel=1e-6)
+    assert 0 <= several.low < several.value < several.high <= math.log(2)
+
+
+def test_the_interval_of_the_retrain_free_divergence_holds_that_of_many_samples():
+    numbers = torch.Generator().manual_seed(0)
+
+    def part(count: int, shift: float) -> Part:
+        logits = torch.randn(count, 3, generator=numbers) + torch.tensor([shift, 0.0, 0.0])
+        outputs, zeros = logits.double().softmax(1).mean(0, keepdim=True), torch.zeros(count, dtype=torch.int64)
+        return Part(zeros, zeros, logits, logits, outputs, torch.tensor([count]), torch.arange(count), logits, {})
+
+    def interval(count: int) -> Interval:
+        return retrain_free_divergence(part(count, 1.0), part(count, 0.0), torch.tensor([0]))
+
+    truth, few = interval(200_000).value, [interval(60) for _ in range(60)]
+    assert sum(truth in one for one in few) >= 51  # of 95 %: 60 intervals hold it fewer times with a probability of 1e-4
+    assert few[0].high - few[0].low > 2 * (interval(960).high - interval(960).low)
 
 
 def test_rounding_is_to_the_nearest_of_a_channels_steps():

@@ -36,7 +36,7 @@ WORDS = {
     TRAINING: "share of the remain samples that are right",
     ATTACK: "a sanity check, never evidence alone: area under the curve of a lower loss on forget than on unseen samples of the same label",
     ATTACK_REMAIN: "the same of remain samples: forgetting can make others easier to tell",
-    DIVERGED: "between mean outputs on forget samples and the original's on unseen ones of their labels, nats; no interval",
+    DIVERGED: "between mean outputs on forget samples and the original's on unseen ones of their labels, nats",
     READ_BACK: "the original's own classifier on this network's inner outputs: the smaller share right, of forgotten and of other labels",
     RELEARNED: "mean share of forgotten samples right while a copy trains on all data for a few steps at a small rate",
     RMIA: "area under the curve of RMIA, forget samples against unseen ones of the same label, by networks never trained on them",
@@ -125,8 +125,7 @@ def answers(reading: Reading, subject: Subject, original: Reading) -> Values:
     forget, test = reading["forget"], reading["test"]
     like = subject.like(test)
     values = {UNSEEN: rate(test.right[like]), FORGET: rate(forget.right), **attacks(reading, subject)}
-    diverged = retrain_free_divergence(forget, original["test"], subject.labels)
-    values[DIVERGED] = Interval(diverged, diverged, diverged)
+    values[DIVERGED] = retrain_free_divergence(forget, original["test"], subject.labels)
     return values
 
 

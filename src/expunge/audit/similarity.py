@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -57,11 +59,31 @@ def divergence(first: Part, second: Part, labels: Tensor) -> Interval:
     return bootstrap_mean(divergences(first.logits[chosen], second.logits[chosen]), draws=500)
 
 
-def retrain_free_divergence(after: Part, original: Part, labels: Tensor) -> float:
+def retrain_free_divergence(after: Part, original: Part, labels: Tensor, seed: int = 0, draws: int = DRAWS) -> Interval:
     """RF-JSD (LoTUS): the mean over the labels of the divergence between two mean outputs of a label, in nats.
 
-    `after` is the new network on the forget samples, `original` the original one on held-out samples.
+    `after` is the new network on the forget samples, `original` the original one on held-out samples. The value is of all samples; the
+    interval is as wide as a bootstrap of those that are kept, drawn label by label, about its own mean, since a divergence of fewer
+    samples is larger.
     """
     with_both = [label for label in labels.tolist() if after.counts[label] and original.counts[label]]
-    values = divergences(after.outputs[with_both].log(), original.outputs[with_both].log())
-    return float(values.mean())
+    value = float(divergences(after.outputs[with_both].log(), original.outputs[with_both].log()).mean())
+    kept = [label for label in with_both if all(bool((part.sampled_labels == label).any()) for part in (after, original))]
+    if not kept:
+        return Interval(value, 0.0, math.log(2))
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.stack(
+        [divergences(*(_drawn_means(part, kept, generator).log() for part in (after, original))).mean() for _ in range(draws)]
+    )
+    low, high = (spread - spread.mean()).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return Interval(value, max(0.0, value + min(low, 0.0)), min(math.log(2), value + max(high, 0.0)))
+
+
+def _drawn_means(part: Part, labels: list[int], generator: torch.Generator) -> Tensor:
+    """The mean outputs of the kept samples of each label, drawn with replacement."""
+    means = []
+    for label in labels:
+        rows = part.sampled_labels.eq(label).nonzero().squeeze(1)
+        drawn = rows[torch.randint(len(rows), (len(rows),), generator=generator)]
+        means.append(torch.softmax(part.logits[drawn].double(), 1).mean(0))
+    return torch.stack(means)
