@@ -64,9 +64,9 @@ def diagonal(
     chosen = wanted_parameters(model, parameters)
     check_whole("batch_size", batch_size, minimum=1)
     data = as_batches(batches, batch_size=int(batch_size))
-    digest = digest_beside(model)
+    digest, name = digest_beside(model), objective_name(objective, kind)  # before functions note their calls
     totals, count = summed(model, data, chosen, kind, objective, draws, seed, progress)
-    return FisherSums(totals, count, kind, digest(), objective_name(objective, kind))
+    return FisherSums(totals, count, kind, digest(), name)
 
 
 def summed(

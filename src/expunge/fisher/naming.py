@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from reprlib import recursive_repr
 from types import CodeType
 from typing import Any
 
@@ -19,6 +21,7 @@ PLAIN = (str, bytes, bool, int, float, complex, type(None))
 SHORT = 12  # hexadecimal digits
 LONG = 100  # characters of a setting
 ENTRIES = 1000  # of a setting at most: longer ones are data
+AGAIN = "..."  # what is being named already: a function that calls itself, a list in itself
 
 
 def objective_name(objective: Objective, kind: str = "empirical") -> str:
@@ -45,6 +48,7 @@ def _first(objective: Objective, kind: str) -> str:
 _known = functools.lru_cache(maxsize=4)(_first)  # few, since it holds on to what the functions refer to
 
 
+@recursive_repr(AGAIN)
 def _name(function: Callable[..., Any]) -> str:
     if isinstance(function, functools.partial):
         settings = [_value(value) for value in function.args] + [
@@ -73,6 +77,7 @@ def _defaults(function: Any, code: CodeType) -> dict[str, Any]:
     return dict(zip(arguments[len(arguments) - len(values) :], values, strict=True)) | (getattr(function, "__kwdefaults__", None) or {})
 
 
+@recursive_repr(AGAIN)
 def _object(value: Any) -> str:
     return f"{type(value).__qualname__}({_settings(getattr(value, '__dict__', {}))})"
 
@@ -88,14 +93,18 @@ def _cell(cell: Any) -> str:
         return "?"
 
 
+@recursive_repr(AGAIN)
 def _value(value: Any) -> str:
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, Tensor):
         digest = hashlib.sha256(str((value.dtype, tuple(value.shape))).encode())
-        add_bytes(digest, value)
+        with suppress(RuntimeError):  # numbers that cannot be read: on the meta device, sparse, left over from torch.func
+            add_bytes(digest, value)
         return digest.hexdigest()[:SHORT]
     if isinstance(value, (numpy.ndarray, numpy.generic)):
+        if value.dtype.hasobject:  # whose bytes are addresses
+            return _value(value.tolist())
         return hashlib.sha256(str((value.dtype, value.shape)).encode() + value.tobytes()).hexdigest()[:SHORT]
     if isinstance(value, (tuple, list, dict)) and len(value) <= ENTRIES:
         parts = [f"{key!r}: {_value(part)}" for key, part in value.items()] if isinstance(value, dict) else map(_value, value)
