@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from expunge import fisher
-from expunge.fisher.closed_forms import convolution, native
+from expunge.fisher.closed_forms import native
 from expunge.fisher.closed_forms.convolution import Geometry, by_kernel, choose
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.runtime.modes import one_thread
@@ -67,13 +67,10 @@ def test_a_library_of_another_version_is_not_used(monkeypatch):
 @built
 @pytest.mark.parametrize("dtype", native.KINDS, ids=str)
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(("channels", "out"), [(16, 16), (8, 32), (32, 48), (16, 8), (128, 256)])
+@pytest.mark.parametrize(("channels", "out"), [(16, 16), (8, 32), (32, 48), (16, 8), (128, 256), (3, 64), (48, 12), (21, 37), (1, 1)])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_the_kernel_is_exact(name, channels, out, bits, dtype, monkeypatch):
     monkeypatch.setattr(native, "vector_bits", lambda: bits)
-    if not native.takes(dtype, channels, out):
-        assert (bits, dtype, out) == (512, torch.float32, 8)
-        return
     inputs, gradients, expected = operands(channels, out, GEOMETRIES[name], dtype)
     kept = Scratch()
     for times in (1, 2):  # a second call goes on with the same total
@@ -82,9 +79,43 @@ def test_the_kernel_is_exact(name, channels, out, bits, dtype, monkeypatch):
 
 @built
 def test_many_samples_are_added_up_in_parts(monkeypatch):
-    monkeypatch.setattr(convolution, "SAMPLES", 2)
+    monkeypatch.setattr(native, "SAMPLES", 2)
     inputs, gradients, expected = operands(16, 16, GEOMETRIES["padded"], torch.float64)
     assert_near(by_kernel(inputs, gradients, GEOMETRIES["padded"], Scratch(), "weight"), expected)
+
+
+@built
+@pytest.mark.parametrize("dtype", native.KINDS, ids=str)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("inner", "out"), [(16, 32), (7, 12), (40, 3), (300, 1100)])
+def test_products_of_sequences_of_any_length(inner, out, bits, dtype, monkeypatch):
+    monkeypatch.setattr(native, "vector_bits", lambda: bits)
+    monkeypatch.setattr(native, "SAMPLES", 3)
+    torch.manual_seed(0)
+    counts = [5, 0, 1, 300, 128, 0]
+    a, g = (torch.randn(sum(counts), size, dtype=torch.float64).to(dtype) for size in (inner, out))
+    pairs = zip(a.double().split(counts), g.double().split(counts), strict=True)
+    expected = sum((one.t() @ other).square() for one, other in pairs)
+    kept = Scratch()
+    for times in (1, 2):  # a second call goes on with the same total
+        assert_near(native.products(a, g, counts, kept, "weight"), times * expected)
+
+
+@built
+@pytest.mark.parametrize("dtype", native.KINDS, ids=str)
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("channels", [1, 5, 16, 24, 64, 83])
+@pytest.mark.parametrize("centred", [True, False])
+def test_backward_through_a_scale(centred, channels, bits, dtype, monkeypatch):
+    monkeypatch.setattr(native, "vector_bits", lambda: bits)
+    torch.manual_seed(0)
+    x, g = (torch.randn(3, 15, 11, channels, dtype=dtype) for _ in range(2))
+    mean, scale = (torch.randn(2 * channels, dtype=dtype)[::2] for _ in range(2))
+    back, plain, product = native.scaled(x, g, mean if centred else None, scale)
+    torch.testing.assert_close(back, g * scale, rtol=0, atol=0)
+    values = x.double() - (mean.double() if centred else 0)
+    for found, expected in ((plain, g.double()), (product, g.double() * values)):
+        assert_near(found, expected.sum((1, 2)))
 
 
 @built
@@ -113,24 +144,23 @@ def test_a_long_sum_is_as_good_as_the_librarys():
     assert (found - expected).norm() <= 2 * (theirs - expected).norm()
 
 
-def whole_tiles(inputs: torch.Tensor, gradients: torch.Tensor) -> bool:
+def by_our_own(inputs: torch.Tensor, gradients: torch.Tensor) -> bool:
     return choose(inputs, gradients, GEOMETRIES["padded"]) is by_kernel
 
 
 @built
-def test_what_is_not_made_of_whole_tiles_goes_another_way():
+def test_what_the_kernel_does_not_take_goes_another_way():
     def images(channels, dtype=torch.float32, size=8):
         return torch.empty(2, channels, size, size, dtype=dtype)
 
-    assert whole_tiles(images(16), images(16)) and whole_tiles(images(16, torch.float64), images(32, torch.float64))
-    assert not whole_tiles(images(3), images(16)) and not whole_tiles(images(16), images(12))
-    assert not whole_tiles(images(16, torch.bfloat16), images(16, torch.bfloat16))
-    assert not whole_tiles(images(16, size=2), images(16, size=2))  # by pairs of positions
+    assert by_our_own(images(3), images(12)) and by_our_own(images(16, torch.float64), images(32, torch.float64))
+    assert not by_our_own(images(16, torch.bfloat16), images(16, torch.bfloat16))
+    assert not by_our_own(images(16, size=2), images(16, size=2))  # by pairs of positions
     grouped = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
     assert choose(images(32), images(32), grouped) is not by_kernel
     assert choose(torch.empty(2, 16, 8), torch.empty(2, 16, 8), Geometry((3,), (1,), (1,), (1,), 1)) is not by_kernel
     assert choose(images(16), images(16), GEOMETRIES["padded"], frames=2) is not by_kernel
-    assert choose(images(16, size=8).to("meta"), images(16).to("meta"), GEOMETRIES["padded"]) is not by_kernel
+    assert not by_our_own(images(16, size=8).to("meta"), images(16).to("meta"))
 
 
 def test_without_the_kernel_the_engine_gives_the_same(monkeypatch, tmp_path):
@@ -143,7 +173,7 @@ def test_without_the_kernel_the_engine_gives_the_same(monkeypatch, tmp_path):
         for cached in (native.library, native.vector_bits):
             cached.cache_clear()
         try:
-            assert native.vector_bits() == 0 and not native.takes(torch.float32, 16, 16)
+            assert native.vector_bits() == 0 and not native.takes(batch[0])
             others = fisher.diagonal(model, [batch]).sums
         finally:
             monkeypatch.undo()

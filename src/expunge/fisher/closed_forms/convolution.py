@@ -46,14 +46,14 @@ def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 
     images = inputs.dim() == 4 and frames == geometry.groups == 1
     if images and cuda.takes(inputs, tf32.in_convolutions(), taps, positions, wide, out):
         return by_tiles
+    if images and positions > PAIRS and native.takes(inputs):
+        return by_kernel
     if taps == 1:
         return by_taps
     if inputs.device.type != "cpu":
         return by_columns  # few launches, and the copy runs at memory speed
     if positions <= PAIRS:
         return by_taps
-    if images and native.takes(inputs.dtype, wide, out):
-        return by_kernel
     if positions > SMALL and frames == 1 and wide % VECTOR == out % VECTOR == 0:
         return by_groups
     small = taps * wide * out * inputs.element_size() < LARGE_BYTES["cpu"]
@@ -170,13 +170,9 @@ def by_groups(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Sc
 
 def by_kernel(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
     """Our own kernel, which reads the channels-last image where it lies and keeps a sample's gradient in registers."""
-    images, slopes = _last(inputs), _last(gradients)
-    kernel, wide, out = geometry.kernel, images.shape[-1], slopes.shape[-1]
-    total = scratch.total(name, (*kernel, wide, out), inputs)
-    for some, others in zip(images.split(SAMPLES), slopes.split(SAMPLES), strict=True):
-        part = native.squares(some, others, kernel, geometry.stride, geometry.padding, geometry.dilation, scratch)
-        total += part.view(total.shape)
-    return total.movedim((-1, -2), (0, 1))
+    settings = (geometry.kernel, geometry.stride, geometry.padding, geometry.dilation)
+    total = native.squares(_last(inputs), _last(gradients), *settings, scratch, name)
+    return total.unflatten(0, geometry.kernel).movedim((-1, -2), (0, 1))
 
 
 def by_tiles(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
@@ -186,8 +182,6 @@ def by_tiles(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scr
     total += cuda.squares(images, slopes, geometry.kernel, geometry.stride, geometry.padding, geometry.dilation).view(total.shape)
     return total.movedim((-1, -2), (0, 1))
 
-
-SAMPLES = 256  # that the kernel adds up one after the other in the type of the gradients
 
 PAIRS = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from expunge.fisher.closed_forms import cuda, tf32
+from expunge.fisher.closed_forms import cuda, native, tf32
 from expunge.fisher.closed_forms.padding import Active
 from expunge.fisher.closed_forms.scratch import Scratch, add_squared_products, add_squares, chunks, summed_products, wide
 
@@ -18,6 +18,8 @@ def squared_products(a: Tensor, g: Tensor, scratch: Scratch, name: str, active: 
     if cuda.takes(a, tf32.in_matmuls(), 1, a.shape[1], a.shape[2], g.shape[2]):  # a row of positions under a kernel of one tap
         total = scratch.total(name, (a.shape[2], g.shape[2]), a)
         return total.add_(cuda.squares(a.contiguous()[:, None], g.contiguous()[:, None], (1, 1), (1, 1), (0, 0), (1, 1))[0]).t()
+    if native.takes(a):
+        return _by_kernel(a, g, scratch, name, active)
     turned = a.device.type == "cpu" and a.shape[2] > g.shape[2]  # MKL is faster with the longer side first
     first, second = (a, g) if turned else (g, a)
     total = scratch.total(name, (first.shape[2], second.shape[2]), a)
@@ -26,6 +28,15 @@ def squared_products(a: Tensor, g: Tensor, scratch: Scratch, name: str, active: 
     else:
         add_unequal_products(total, active.split(active.taken(first)), active.split(active.taken(second)), scratch)
     return total.t() if turned else total
+
+
+def _by_kernel(a: Tensor, g: Tensor, scratch: Scratch, name: str, active: Active | None) -> Tensor:
+    """Our own kernel, with the narrower side as the one that it reads again and again."""
+    counts = [a.shape[1]] * len(a) if active is None else active.counts
+    turned = a.shape[2] > g.shape[2]
+    sides = (tensor.contiguous().flatten(0, 1) if active is None else active.taken(tensor) for tensor in ((g, a) if turned else (a, g)))
+    total = native.products(*sides, counts, scratch, name)
+    return total if turned else total.t()
 
 
 def add_unequal_products(total: Tensor, left: list[Tensor], right: list[Tensor], scratch: Scratch) -> None:

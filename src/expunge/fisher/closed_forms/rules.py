@@ -7,6 +7,7 @@ never formed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from expunge.fisher.closed_forms import convolution, cuda
+from expunge.fisher.closed_forms import convolution, cuda, native
 from expunge.fisher.closed_forms.convolution import Geometry
 from expunge.fisher.closed_forms.padding import Active
 from expunge.fisher.closed_forms.products import squared_products
@@ -143,8 +144,8 @@ class Affine(torch.autograd.Function):
         with as_chosen(gradient):
             use.keep(partial(_of_scale, ctx.channel, ctx.dimensions), normalised, gradient)
             last = ctx.channel == gradient.dim() - 1 and use.layout == Layout() and gradient.dim() > 2
-            if use.weight is not None and last and cuda.scales(normalised):
-                scaled, plain, product = cuda.scaled(normalised.contiguous(), gradient.contiguous(), None, scale)
+            if use.weight is not None and last and (fused := _fused(normalised, gradient)):
+                scaled, plain, product = fused(normalised.contiguous(), gradient.contiguous(), None, scale)
                 use.add_vectors(product, plain)
                 return None, None, scaled, None, None
             if use.weight is not None:
@@ -173,10 +174,10 @@ class FrozenBatchNorm(torch.autograd.Function):
         with as_chosen(gradient):
             use.keep(partial(_of_batch_norm, mean, variance, ctx.epsilon), inputs, gradient)
             inverse, shape = (variance + ctx.epsilon).rsqrt(), (-1,) + (1,) * (inputs.dim() - 2)
-            if use.weight is not None and inputs.dim() == 4 and use.layout == Layout() and cuda.scales(inputs):
+            if use.weight is not None and inputs.dim() == 4 and use.layout == Layout() and (fused := _fused(inputs, gradient)):
                 assert weight is not None
                 images, slopes = inputs.movedim(1, -1).contiguous(), gradient.movedim(1, -1).contiguous()
-                scaled, plain, centred = cuda.scaled(images, slopes, mean, inverse * weight)
+                scaled, plain, centred = fused(images, slopes, mean, inverse * weight)
                 use.add_vectors(centred * inverse, plain)
                 return None, scaled.movedim(-1, 1), None, None, None, None, None
             # The gradient's own uses first, while it is in the cache.
@@ -189,6 +190,13 @@ class FrozenBatchNorm(torch.autograd.Function):
                 product = torch.sub(inputs, mean.to(inputs.dtype).view(shape), out=use.scratch.take_like("centred", inputs))
                 use.add_rows(use.weight, wide(use.by_channel(product.mul_(gradient), 1)) * inverse)
         return None, back, None, None, None, None, None
+
+
+def _fused(inputs: Tensor, gradient: Tensor) -> Callable[[Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, Tensor, Tensor]] | None:
+    """A kernel of our own that takes these, which reads them once."""
+    if cuda.scales(inputs):
+        return cuda.scaled
+    return native.scaled if native.takes(inputs) and inputs.dtype == gradient.dtype else None
 
 
 def _of_linear(transposed: bool, inputs: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:

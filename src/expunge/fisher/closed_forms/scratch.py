@@ -63,6 +63,10 @@ class Scratch:
         place = flat.as_strided(part.shape, part.stride(), flat.storage_offset()) if dense else flat.view(part.shape)
         return place.copy_(part)[None]
 
+    def has_begun(self, name: str) -> bool:
+        """Whether something was added to the total of this name since `begin`."""
+        return name in self._begun
+
     def total(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A sum that starts at zero with each `begin` and is then added to; in float32 for half precision."""
         total = self.take(f"total {name}", shape, wide(like.new_empty(0)))
