@@ -46,8 +46,13 @@ def combine_tensors(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]
 
 def leaves(entry: Any) -> Iterator[Any]:
     """What an entry holds, however nested; strings and missing values are left out."""
-    if isinstance(entry, (Mapping, tuple, list)):
-        for part in entry.values() if isinstance(entry, Mapping) else entry:
+    if isinstance(entry, Tensor):  # first, since asking for a Mapping takes several times longer
+        yield entry
+    elif isinstance(entry, (tuple, list)):
+        for part in entry:
+            yield from leaves(part)
+    elif isinstance(entry, Mapping):
+        for part in entry.values():
             yield from leaves(part)
     elif entry is not None and not isinstance(entry, (str, bytes)):
         yield entry

@@ -155,7 +155,7 @@ def test_what_the_kernel_does_not_take_goes_another_way():
 
     assert by_our_own(images(3), images(12)) and by_our_own(images(16, torch.float64), images(32, torch.float64))
     assert not by_our_own(images(16, torch.bfloat16), images(16, torch.bfloat16))
-    assert not by_our_own(images(16, size=2), images(16, size=2))  # by pairs of positions
+    assert by_our_own(images(16, size=2), images(16, size=2)) and not by_our_own(images(16, size=1), images(16, size=1))  # a square
     grouped = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
     assert choose(images(32), images(32), grouped) is not by_kernel
     assert choose(torch.empty(2, 16, 8), torch.empty(2, 16, 8), Geometry((3,), (1,), (1,), (1,), 1)) is not by_kernel

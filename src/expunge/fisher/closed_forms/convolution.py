@@ -46,7 +46,7 @@ def choose(inputs: Tensor, gradients: Tensor, geometry: Geometry, frames: int = 
     images = inputs.dim() == 4 and frames == geometry.groups == 1
     if images and cuda.takes(inputs, tf32.in_convolutions(), taps, positions, wide, out):
         return by_tiles
-    if images and positions > PAIRS and native.takes(inputs):
+    if images and positions > 1 and native.takes(inputs):
         return by_kernel
     if taps == 1:
         return by_taps
