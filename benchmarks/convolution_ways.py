@@ -39,8 +39,7 @@ def main() -> None:
         weight = torch.randn(outside, inside, kernel, kernel, device=options.device)
         gradients = torch.randn_like(torch.conv2d(inputs, weight, None, stride, kernel // 2))
         scratch = Scratch()
-        whole = options.device == "cpu" and takes(inputs.dtype, inside, outside)
-        able = {by_strips: stride == 1, by_kernel: whole}
+        able = {by_strips: stride == 1, by_kernel: takes(inputs)}
         ways = {way.__name__: way for way in WAYS[options.device] if able.get(way, True)}
         times: dict[str, list[float]] = {name: [] for name in ("plain", *ways)}
         for index in range(options.rounds + 1):
