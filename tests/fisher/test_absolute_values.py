@@ -174,3 +174,22 @@ def test_a_gradient_that_no_single_sample_has_is_not_added(monkeypatch):
     found = fisher.absolute(model, [(part, torch.zeros(20)) for part in x.split(20)], SIZES[2]).sums
     assert not found["0.weight"].any()
     assert reference.worst_error(found, reference.absolute_gradients(model, x, 2)) <= 1e-10
+
+
+class Later(nn.Module):
+    """From a second batch with wider rows on it takes a branch that torch.func cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.inner(x if x.shape[1] == 5 else torch.stack([row[:5] * (2 if float(row[0]) > 0 else 1) for row in x]))
+
+
+def test_torch_func_may_fail_on_a_later_batch():
+    torch.manual_seed(0)
+    model, first, later = Later().double().eval(), torch.randn(4, 5).double(), torch.randn(3, 6).double()
+    totals = fisher.absolute(model, [(first, torch.zeros(4)), (later, torch.zeros(3))], SIZES[2]).sums
+    parts = [reference.absolute_gradients(model, x, 2) for x in (first, later)]
+    assert reference.worst_error(totals, {name: parts[0][name] + parts[1][name] for name in totals}) <= 1e-10

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
+from expunge.data.calling import out_of_memory
 from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import adders, kinds
@@ -111,7 +112,12 @@ class _Adder:
         sizes, alone = Squares(), Alone(logits)
         if self.plan.batched:
             given = batch, cotangents, self.objective, torch.abs, kept if drawn else None, alone.note
-            sizes |= batched(self.model, self.plan.batched, *given)
+            try:
+                sizes |= batched(self.model, self.plan.batched, *given)
+            except Exception as error:  # what vmap cannot express for these data
+                if out_of_memory(error):
+                    raise
+                self.plan.revise(set(self.plan.batched))
         if self.plan.looped:
             sizes |= looped(self.model, self.plan.looped, batch, cotangents, self.objective, torch.abs, alone.note)
         if self.confirms:
