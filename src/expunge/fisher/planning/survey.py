@@ -24,7 +24,7 @@ from expunge.fisher.planning.layouts import Layout, infer
 from expunge.fisher.planning.mixing import mixes
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.provenance import Provenance
-from expunge.fisher.samples import Squares, add_single, batched, fresh, relative_errors
+from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, relative_errors
 from expunge.model.copying import copied
 from expunge.runtime.nested import map_tensors
 
@@ -163,6 +163,10 @@ def _without_closed_forms(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")  # of torch's, where vmap has a loop of its own
             squares = batched(model, names, probe, [cotangent], objective)
+    except UnseenUse as error:
+        others = [name for name in names if name not in error.names]
+        batched_names, looped_names = _without_closed_forms(model, others, probe, cotangent, reference, objective) if others else ([], [])
+        return batched_names, [*looped_names, *sorted(error.names)]
     except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
         squares = {}
     alike = _agreeing(squares, {name: reference[name] for name in squares})
