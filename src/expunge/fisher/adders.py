@@ -189,6 +189,7 @@ class Samplewise(Totals):
             self.warn()
         if not self.confirms:
             return self.planned(batch, noise, [])
+        self.confirmation.irregular |= self.plan.mixes
         self.early = Early(self.early_sums())
         squares = self.planned(batch, noise, self.confirmation.draw(samples, self.plan_now.entries), self.early)
         if self.confirmation.queues(samples):

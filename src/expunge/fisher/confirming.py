@@ -28,7 +28,6 @@ from expunge.runtime.transfers import sent
 
 SHARE = {"cpu": 64, "cuda": 1024}  # of this many samples one is drawn; at least one of every batch
 FIRST = 16  # samples of a call that are all drawn, since the plan is young; one where batches are larger, beside others' logits
-IRREGULAR = 8  # of every batch of a model that may choose rows by content
 KEPT_ENTRIES = 1 << 23  # of the operations' outputs, for samples that are drawn at once beyond the first
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
@@ -62,7 +61,7 @@ class Confirmation:
         self.doubts = Doubts(model, parameters, objective)
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
-        self.irregular = False  # the model may choose rows out of sight
+        self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
         self.whole = False  # samples are compared in all parameters, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
         self._drawn, self._batches, self._turn = 0, 0, 0
@@ -169,12 +168,15 @@ class Confirmation:
             return self.objective.logits(self.model, fresh(batch)).detach()
 
     def draw(self, samples: int, entries: int = 0) -> list[int]:
-        """The numbers of the samples of a batch to be kept; fewer where a sample has so many entries that all would take much memory."""
+        """The numbers of the samples of a batch to be kept; fewer where a sample has so many entries that all would take much memory.
+
+        All of them where the model may move rows from sample to sample: rows that are another's may be those of few samples.
+        """
         drawn = 0 if self._on_cuda and samples > FIRST else self._drawn  # as many every time: a CUDA graph is for one number
-        young = min(FIRST if samples <= FIRST else 1, max(1, KEPT_ENTRIES // max(1, entries))) - drawn
-        count = max(
-            1, samples // SHARE["cuda" if self._on_cuda else "cpu"], min(samples, young), min(samples, IRREGULAR) if self.irregular else 0
-        )
+        fit = max(1, KEPT_ENTRIES // max(1, entries))
+        young = min(FIRST if samples <= FIRST else 1, fit) - drawn
+        share = samples // SHARE["cuda" if self._on_cuda else "cpu"]
+        count = max(1, share, min(samples, young), min(samples, fit) if self.irregular else 0)
         return [int(row) for row in self.generator.choice(samples, count, replace=False)]
 
     @property

@@ -21,7 +21,7 @@ from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.planning.interception import Interception
 from expunge.fisher.planning.layouts import Layout, infer
-from expunge.fisher.planning.mixing import mixes
+from expunge.fisher.planning.mixing import Mixing, comparable, mixes
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.provenance import Provenance
 from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, relative_errors
@@ -108,7 +108,11 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     cotangent = random_like(together)
     reference, plain, fewer = _defined(model, parameters, probe, together, cotangent, objective)
     assert fewer.mixing is not None and more.mixing is not None
-    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.mixing, more.mixing))
+    mixing: Mixing | None = more.mixing
+    if not comparable(fewer.mixing, more.mixing):  # a model may keep what its first pass has made
+        mixing = _watched(model, parameters, probe, objective)[1].mixing
+    assert mixing is not None
+    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.mixing, mixing))
     while choices:
         layouts = {name: untried[0] for name, untried in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective, more.beside)
