@@ -21,7 +21,7 @@ from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allow
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
 from expunge.fisher.planning.passes import Pass
-from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
+from expunge.fisher.planning.survey import COUPLED, NOT_FINITE, Plan, random_like, tolerance
 from expunge.fisher.samples import fresh, gradients, relative_errors
 from expunge.runtime.modes import Generators
 from expunge.runtime.transfers import sent
@@ -97,6 +97,8 @@ class Confirmation:
         """Raise ModelError where several calls with these samples give several outputs."""
         with torch.no_grad():
             first, *others = (self.objective.logits(self.model, fresh(batch)) for _ in range(2 if self._steady else CALLS))
+        if not torch.isfinite(first).all():
+            raise ModelError(NOT_FINITE)
         noise = max(NOISE.get(first.dtype, tolerance(first)), allowed(first) / 100 if first.is_cuda else 0.0)  # sums in any order
         if any(other.shape != first.shape for other in others) or any(
             not error < noise for error in relative_errors([(other, first) for other in others])
@@ -272,6 +274,8 @@ class Confirmation:
     def _explain(self, kept: Kept, plan: Plan) -> None:
         """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
         alone, together = self._logits_alone(kept), self.logits_of(kept.batch)[kept.rows]
+        if not torch.isfinite(alone).all():
+            raise ModelError(NOT_FINITE)
         if together.shape != alone.shape or not relative_errors([(together, alone)])[0] < allowed(together) / 10:
             raise ModelError(COUPLED)
 

@@ -32,6 +32,7 @@ COUPLED = (
     "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
     "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
 )
+NOT_FINITE = "the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity"
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
 PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
@@ -205,7 +206,7 @@ def _defined(
         with torch.enable_grad():
             alone = objective.logits(model, fresh(take(probe, one)))
         if not torch.isfinite(alone).all():
-            raise ModelError("the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity")
+            raise ModelError(NOT_FINITE)
         if not _alike(together[one], alone):
             with torch.enable_grad():
                 unwatched = objective.logits(model, fresh(probe))[one]
