@@ -39,6 +39,7 @@ class Kept:
     passed: set[str]  # parameters that were used, but not kept
     slot: int = 0  # the memory they are in
     turn: int | None = None  # which of the uses of parameters were kept
+    path: int = 0  # what the operations of the pass were
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -71,6 +71,7 @@ class Confirmation:
         self._device = device_of(model)
         self._on_cuda = self._device.type == "cuda"
         self._waiting: list[Kept] = []
+        self.compared: set[int] = set()  # the paths of passes
 
     def moving(self) -> _Moving:
         return _Moving.now(self._buffers, self._device)
@@ -79,6 +80,7 @@ class Confirmation:
         """Start again, on the same data."""
         self.confirmed.clear()
         self._waiting.clear()
+        self.compared.clear()
         self._drawn = self._batches = 0
 
     def steady(self, batch: Batch, before: _Moving) -> None:
@@ -207,6 +209,7 @@ class Confirmation:
         if self._waiting and not self._waiting[0].joins(kept):
             self.settle(plan)
         self._waiting.append(kept)
+        self.compared.add(kept.path)
         limit = waiting_at_most(samples)
         if self._young(samples) or self.irregular or sum(map(len, self._waiting)) >= limit:
             self.settle(plan)
