@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 from expunge import fisher
 from expunge.data.objective import Objective
-from expunge.errors import ModelError
+from expunge.errors import InputError, ModelError
 from expunge.methods.label_free_dampening import norms, squared_norms
 from tests import reference
 from tests.methods import properties, small
@@ -174,6 +174,20 @@ def test_a_gradient_that_no_single_sample_has_is_not_added(monkeypatch):
     found = fisher.absolute(model, [(part, torch.zeros(20)) for part in x.split(20)], SIZES[2]).sums
     assert not found["0.weight"].any()
     assert reference.worst_error(found, reference.absolute_gradients(model, x, 2)) <= 1e-10
+
+
+def test_refused_clearly():
+    model, (x, y) = nn.Linear(5, 4), (torch.randn(6, 5), torch.randint(0, 4, (6,)))
+    with pytest.raises(InputError, match="objective: must be an Objective"):
+        fisher.absolute(model, [(x, y)], nn.functional.cross_entropy)
+    with pytest.raises(InputError, match="model: must be a torch.nn.Module"):
+        fisher.absolute(model.weight, [(x, y)])
+    with pytest.raises(ModelError, match="call the model once on a batch first"):
+        fisher.absolute(nn.LazyLinear(4), [(x, y)])
+    with pytest.raises(InputError, match="tensors must be dense"):
+        fisher.absolute(model, [(x.to_sparse(), y)])
+    with pytest.raises(InputError, match="inputs and targets must be finite"):
+        fisher.absolute(model, [(x * torch.nan, y)])
 
 
 class Later(nn.Module):
