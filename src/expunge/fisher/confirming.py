@@ -16,13 +16,13 @@ from expunge.errors import ModelError
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
-from expunge.fisher.company import COMPANY, Alone, check_losses, company, halves, worst_of_a_row
+from expunge.fisher.company import COMPANY, Alone, check_losses, company, halves, worst_output
 from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
 from expunge.fisher.planning.passes import Pass
 from expunge.fisher.planning.survey import COUPLED, NOT_FINITE, Plan, random_like, tolerance
-from expunge.fisher.samples import fresh, gradients, relative_errors
+from expunge.fisher.samples import fresh, gradients, is_usable, output_error, relative_errors
 from expunge.runtime.modes import Generators
 from expunge.runtime.transfers import sent
 
@@ -99,12 +99,10 @@ class Confirmation:
         """Raise ModelError where several calls with these samples give several outputs."""
         with torch.no_grad():
             first, *others = (self.objective.logits(self.model, fresh(batch)) for _ in range(2 if self._steady else CALLS))
-        if not torch.isfinite(first).all():
+        if not is_usable(first):
             raise ModelError(NOT_FINITE)
         noise = max(NOISE.get(first.dtype, tolerance(first)), allowed(first) / 100 if first.is_cuda else 0.0)  # sums in any order
-        if any(other.shape != first.shape for other in others) or any(
-            not error < noise for error in relative_errors([(other, first) for other in others])
-        ):
+        if any(not output_error(other, first) < noise for other in others):
             raise ModelError(COUPLED)
         one, two = (self._gradients_of(batch) for _ in range(2))  # which may change where outputs are but signs
         pairs = [(value, one[name]) for name, value in two.items()] if one.keys() == two.keys() else [(first + 1, first)]
@@ -144,11 +142,11 @@ class Confirmation:
             self._check_company(batch, logits, rows.to(logits.device))
 
     def _check_company(self, batch: Batch, logits: Tensor, rows: Tensor) -> None:
-        if worst_of_a_row(logits[rows], self.logits_of(take(batch, rows))) < self.tolerated(logits):
+        if worst_output(logits[rows], self.logits_of(take(batch, rows))) < self.tolerated(logits):
             return
         with tf32.switched_off():  # whose rounding changes logits of deep networks by percents
             alone = torch.cat([self.logits_of(take(batch, row)) for row in rows.split(1)])
-            if not worst_of_a_row(self.logits_of(batch)[rows], alone) < self.tolerated(alone):
+            if not worst_output(self.logits_of(batch)[rows], alone) < self.tolerated(alone):
                 raise ModelError(COUPLED)
 
     def against(self, alone: Alone, batch: Batch, plan: Plan) -> None:
@@ -267,7 +265,7 @@ class Confirmation:
     def _check_logits_alone(self, kept: Kept, plan: Plan) -> None:
         """Raise, where a sample has other logits alone: a coupling through few samples (the largest, say) does not show in all company."""
         alone = self._logits_alone(kept)
-        if alone.shape != kept.logits.shape or not relative_errors([(kept.logits, alone)])[0] < self.tolerated(alone):
+        if not output_error(kept.logits, alone) < self.tolerated(alone):
             self._explain(kept, plan)
             raise Revised({*plan.layouts, *plan.batched, *plan.idle})
 
@@ -277,9 +275,9 @@ class Confirmation:
     def _explain(self, kept: Kept, plan: Plan) -> None:
         """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
         alone, together = self._logits_alone(kept), self.logits_of(kept.batch)[kept.rows]
-        if not torch.isfinite(alone).all():
+        if not is_usable(alone):
             raise ModelError(NOT_FINITE)
-        if together.shape != alone.shape or not relative_errors([(together, alone)])[0] < allowed(together) / 10:
+        if not output_error(together, alone) < allowed(together) / 10:
             raise ModelError(COUPLED)
 
 

@@ -21,6 +21,7 @@ from expunge.fisher.closed_forms.scratch import chunks, wide
 from expunge.fisher.planning.derived import DESCRIBING
 from expunge.runtime.nested import map_tensors, tensors
 
+MASKED, AGREEING = -1e4, 1e-6  # outputs so low may be masks; what they agree to, of themselves
 Squares = dict[str, Tensor]
 Size = Callable[[Tensor], Tensor]  # of a sample's gradient, entry by entry: its square, or its absolute value
 Note = Callable[[slice, Tensor], None]  # takes the logits that samples of these numbers have, each of them alone
@@ -182,6 +183,24 @@ def _places(model: nn.Module) -> dict[str, list[str]]:
             if value is not None:
                 places[names[id(value)]].append(f"{prefix}.{key}" if prefix else key)
     return places
+
+
+def unmasked(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Two outputs of one shape without the entries that a mask has put far down (−10⁹, −∞), where these agree: beside them no difference
+    would show."""
+    agree = (values == reference) | ((values - reference).abs() < AGREEING * reference.abs())
+    masked = agree & (reference <= MASKED)
+    return values.masked_fill(masked, 0), reference.masked_fill(masked, 0)
+
+
+def output_error(values: Tensor, reference: Tensor) -> float:
+    """max |value − reference| / max |reference| of two outputs, but for masked entries; infinity, where they have other shapes."""
+    return relative_errors([unmasked(values, reference)])[0] if values.shape == reference.shape else math.inf
+
+
+def is_usable(logits: Tensor) -> bool:
+    """Whether a loss may have a gradient there: −∞ is that of a class that is masked."""
+    return not bool((torch.isnan(logits) | (logits == torch.inf)).any())
 
 
 def relative_errors(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:

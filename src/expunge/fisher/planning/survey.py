@@ -24,7 +24,7 @@ from expunge.fisher.planning.layouts import Layout, infer
 from expunge.fisher.planning.mixing import Mixing, comparable, mixes
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.provenance import Provenance
-from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, relative_errors
+from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, is_usable, output_error, relative_errors
 from expunge.model.copying import copied
 from expunge.runtime.nested import map_tensors
 
@@ -205,7 +205,7 @@ def _defined(
         one = slice(index, index + 1)
         with torch.enable_grad():
             alone = objective.logits(model, fresh(take(probe, one)))
-        if not torch.isfinite(alone).all():
+        if not is_usable(alone):
             raise ModelError(NOT_FINITE)
         if not _alike(together[one], alone):
             with torch.enable_grad():
@@ -217,7 +217,7 @@ def _defined(
 
 
 def _alike(logits: Tensor, reference: Tensor) -> bool:
-    return logits.shape == reference.shape and relative_errors([(logits, reference)])[0] < tolerance(reference)
+    return output_error(logits, reference) < tolerance(reference)
 
 
 def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]:
