@@ -7,7 +7,7 @@ from torch.utils.data import TensorDataset
 
 from expunge import fisher
 from expunge.data.objective import Objective
-from expunge.errors import ModelError
+from expunge.errors import InputError, ModelError
 from expunge.methods.label_free_dampening import norms, squared_norms
 from tests import reference
 from tests.methods import properties, small
@@ -174,3 +174,36 @@ def test_a_gradient_that_no_single_sample_has_is_not_added(monkeypatch):
     found = fisher.absolute(model, [(part, torch.zeros(20)) for part in x.split(20)], SIZES[2]).sums
     assert not found["0.weight"].any()
     assert reference.worst_error(found, reference.absolute_gradients(model, x, 2)) <= 1e-10
+
+
+def test_refused_clearly():
+    model, (x, y) = nn.Linear(5, 4), (torch.randn(6, 5), torch.randint(0, 4, (6,)))
+    with pytest.raises(InputError, match="objective: must be an Objective"):
+        fisher.absolute(model, [(x, y)], nn.functional.cross_entropy)
+    with pytest.raises(InputError, match="model: must be a torch.nn.Module"):
+        fisher.absolute(model.weight, [(x, y)])
+    with pytest.raises(ModelError, match="call the model once on a batch first"):
+        fisher.absolute(nn.LazyLinear(4), [(x, y)])
+    with pytest.raises(InputError, match="tensors must be dense"):
+        fisher.absolute(model, [(x.to_sparse(), y)])
+    with pytest.raises(InputError, match="inputs and targets must be finite"):
+        fisher.absolute(model, [(x * torch.nan, y)])
+
+
+class Later(nn.Module):
+    """From a second batch with wider rows on it takes a branch that torch.func cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.inner(x if x.shape[1] == 5 else torch.stack([row[:5] * (2 if float(row[0]) > 0 else 1) for row in x]))
+
+
+def test_torch_func_may_fail_on_a_later_batch():
+    torch.manual_seed(0)
+    model, first, later = Later().double().eval(), torch.randn(4, 5).double(), torch.randn(3, 6).double()
+    totals = fisher.absolute(model, [(first, torch.zeros(4)), (later, torch.zeros(3))], SIZES[2]).sums
+    parts = [reference.absolute_gradients(model, x, 2) for x in (first, later)]
+    assert reference.worst_error(totals, {name: parts[0][name] + parts[1][name] for name in totals}) <= 1e-10

@@ -124,6 +124,33 @@ def test_reductions_over_positions_are_none_over_samples():
     check(model, [batch])
 
 
+class Masked(nn.Module):
+    """An expert takes the first samples that want it, as many as it has places; the logit of one class is far down."""
+
+    def __init__(self, places: int, far: float, added: bool) -> None:
+        super().__init__()
+        self.places, self.far, self.added, self.expert, self.head = places, far, added, nn.Linear(5, 5), nn.Linear(5, K)
+
+    def forward(self, x):
+        sent = x[:, 0] > 1
+        sent = sent & (sent.cumsum(0) <= self.places)
+        z, last = self.head(torch.where(sent[:, None], torch.tanh(self.expert(x)), x)), torch.arange(K) == K - 1
+        return z + torch.zeros(K).to(z).masked_fill(last, self.far) if self.added else z.masked_fill(last, self.far)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("far", [-1e9, torch.finfo(torch.float32).min, -torch.inf])
+def test_masked_classes_do_not_hide_a_coupling(far, added, dtype):
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 5).clamp(-2, 0.9).to(dtype), torch.randint(0, K - 1, (64,))
+    x[[5, 20, 30, 50, 60], 0] = 1.5
+    for kind in ("empirical", "expected"):
+        with pytest.raises(ModelError, match="changes with the rest of its batch"):
+            diagonal(Masked(3, far, added).to(dtype), [(x, y)], kind=kind)
+    check(Masked(64, far, added), [(x.double(), y)])
+
+
 class Pooling(Sequences):
     def forward(self, x):
         return super().forward(x - 0 * x.mean((0, 1)))

@@ -218,6 +218,19 @@ def test_refused_clearly():
         diagonal(exported, [batch])
 
 
+class Logarithms(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.log(x))
+
+
+@pytest.mark.parametrize("size", [2, 7])
+def test_an_output_that_is_not_finite_is_not_put_down_to_the_batch(size):
+    x, y = torch.rand(14, 5).double() + 0.1, labels(14)
+    x[9, 2] = -1
+    with pytest.raises(ModelError, match="the model's output is not finite for a sample"):
+        diagonal(Logarithms(5, K).double(), list(zip(x.split(size), y.split(size), strict=True)))
+
+
 @pytest.mark.parametrize("count", [1, 6])
 def test_losses_may_work_in_place(count):
     def in_place(logits, targets):

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from expunge.data.batches import Data, as_batches, batch_size, device_of, take, to_device
-from expunge.data.objective import Batch, Objective
+from expunge.data.batches import Data, as_batches, batch_size, device_of, take
+from expunge.data.calling import out_of_memory
+from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import adders, kinds
-from expunge.fisher.borrowing import undisturbed
+from expunge.fisher.borrowing import undisturbed, wanted_parameters
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.company import Alone
 from expunge.fisher.comparing import Kept
@@ -19,8 +20,11 @@ from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradie
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.survey import Plan, survey_without_closed_forms
+from expunge.fisher.reading import checked
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.sums import FisherSums
+from expunge.model.checks import check_module
+from expunge.model.copying import unwrapped
 from expunge.runtime.progress import track
 from expunge.storage.tensors import weights_digest
 
@@ -32,16 +36,19 @@ def absolute(model: nn.Module, batches: Data, objective: Objective = Objective()
     closed form, so gradients of single samples are formed, by torch.func where it gives what a loop gives, else in a loop: on a CPU this
     takes several times as long as `fisher.diagonal`. The model, its modes, flags and gradients are left as they were.
     """
-    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    if not parameters:
+    check_objective(objective)
+    check_module(model)
+    model = unwrapped(model)
+    if not any(value.requires_grad for value in model.parameters()):
         raise ModelError("model: has no parameter that requires a gradient, nothing can be changed")
+    parameters = wanted_parameters(model, None)
     data, device, digest = as_batches(batches), device_of(model), weights_digest(model)
     with undisturbed(model, parameters):
         adder = _Adder(model, parameters, objective)
         while True:
             try:
-                for batch in track(iter(data), "absolute gradients", total=data.known, enabled=progress):
-                    adder.add(to_device(batch, device))
+                for batch, _ in track(checked(iter(data), device, objective), "absolute gradients", total=data.known, enabled=progress):
+                    adder.add(batch)
                 adder.finish()
                 break
             except Revised as error:
@@ -111,7 +118,12 @@ class _Adder:
         sizes, alone = Squares(), Alone(logits)
         if self.plan.batched:
             given = batch, cotangents, self.objective, torch.abs, kept if drawn else None, alone.note
-            sizes |= batched(self.model, self.plan.batched, *given)
+            try:
+                sizes |= batched(self.model, self.plan.batched, *given)
+            except Exception as error:  # what vmap cannot express for these data
+                if out_of_memory(error):
+                    raise
+                self.plan.revise(set(self.plan.batched))
         if self.plan.looped:
             sizes |= looped(self.model, self.plan.looped, batch, cotangents, self.objective, torch.abs, alone.note)
         if self.confirms:

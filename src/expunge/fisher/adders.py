@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -107,8 +107,7 @@ class Samplewise(Totals):
         self.warned = False  # that it is slow
         self.begun = False
         self.scratch = Scratch()  # of the step
-        self.adds_early = place == "cpu"  # on a GPU a CUDA graph writes to memory of its own
-        self.early = Early({})  # of the batch that is added
+        self.adds_early, self.early = place == "cpu", Early({})  # of the batch that is added; a CUDA graph writes to memory of its own
         self.step: Step | None = None  # follows the plan; keeps memory from batch to batch
         self.logits: torch.Size | None = None  # of the last batch
         self.fitting = Fitting()
@@ -189,6 +188,7 @@ class Samplewise(Totals):
             self.warn()
         if not self.confirms:
             return self.planned(batch, noise, [])
+        self.confirmation.irregular |= self.plan.mixes
         self.early = Early(self.early_sums())
         squares = self.planned(batch, noise, self.confirmation.draw(samples, self.plan_now.entries), self.early)
         if self.confirmation.queues(samples):
@@ -279,14 +279,13 @@ class Samplewise(Totals):
             entries = sum(part.inputs.numel() + part.slopes.numel() for part in parts) // len(rows)
             self.scratch.reserve(parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
         if self.confirms:
-            self.confirmation.add(_kept(batch, rows, result, others, slot, turn), plan, batch_size(batch))
+            self.confirmation.add(_kept(batch, rows, result, others, slot), plan, batch_size(batch))
         return squares
 
     def by(self, plan: Plan) -> Step:
-        """A pass by the closed forms of this plan. It has no reference to this object, so that there is no cycle and its memory is freed
-        at once."""
-        pick, self.scratch = float(self.confirmation.generator.random()), Scratch()
-        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, self.scratch, pick)
+        """A pass by the closed forms of this plan, without a reference to this object: a cycle would keep its memory."""
+        pick, paths, self.scratch = float(self.confirmation.generator.random()), self.confirmation.compared, Scratch()
+        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, self.scratch, pick, paths)
 
 
 def _pass(
@@ -297,10 +296,11 @@ def _pass(
     objective: Objective,
     scratch: Scratch,
     pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
+    compared: Collection[int],  # paths of passes before
     given: tuple[Batch, Tensor, Tensor, int | None, int, Audit | None],
 ) -> Pass:
     batch, noise, rows, turn, slot, audit = given
-    drawn, alone = Drawn(rows, turn=turn, slot=slot, audit=audit), []
+    drawn, alone = Drawn(rows, turn=turn, compared=compared, slot=slot, audit=audit), []
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):
@@ -313,7 +313,7 @@ def _pass(
         return passes
 
     result = closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch, drawn)
-    result.number, result.alone = drawn.number, torch.cat(alone) if alone else None
+    result.number, result.turn, result.path, result.alone = drawn.number, drawn.turn, drawn.path, torch.cat(alone) if alone else None
     if rows.is_cuda and result.parts:
         result.packs = packed(result.parts)
     return result
@@ -332,7 +332,7 @@ def _not_zero(names: Sequence[str], squares: Squares) -> list[str]:
     return [name for name, flag in zip(names, flags, strict=True) if flag]
 
 
-def _kept(batch: Batch, rows: Tensor, result: Pass, others: list[Part], slot: int, turn: int | None) -> Kept:
+def _kept(batch: Batch, rows: Tensor, result: Pass, others: list[Part], slot: int) -> Kept:
     """What a pass has kept of its drawn samples, in memory of their own: a CUDA graph writes to the same places again."""
     assert result.alone is not None
     alone, parts = result.alone, result.parts
@@ -342,7 +342,7 @@ def _kept(batch: Batch, rows: Tensor, result: Pass, others: list[Part], slot: in
             parts = unpacked(parts, {kind: pack.clone() for kind, pack in result.packs.items()})
     parts = [*parts, *others]
     logits, cotangents = result.logits[rows], result.cotangents[result.number][rows]
-    return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, turn)
+    return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, result.turn, result.path)
 
 
 def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:

@@ -14,6 +14,7 @@ from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError
 from expunge.fisher.comparing import NOISE, allowed
 from expunge.fisher.kinds import Cotangents
+from expunge.fisher.samples import unmasked
 
 COMPANY = 8  # samples of the first batch whose logits are compared
 ENTRIES = 1 << 18  # of logits whose losses are: of many classes or tokens a part of the samples, since all would cost percents
@@ -60,6 +61,7 @@ class Alone:
         if together.shape != logits.shape:
             self._of_one_shape = False
         elif logits.numel():
+            together, logits = unmasked(together, logits)
             for sizes, part in ((self._differences, together - logits), (self._sizes, logits)):
                 sizes.append(part.flatten(1).abs().amax(1))
 
@@ -69,6 +71,11 @@ class Alone:
         if not self._of_one_shape:
             return math.inf
         return _worst(torch.cat(self._differences), torch.cat(self._sizes)) if self._sizes else 0.0
+
+
+def worst_output(values: Tensor, reference: Tensor) -> float:
+    """`worst_of_a_row` of outputs, but for masked entries."""
+    return worst_of_a_row(*unmasked(values, reference)) if values.shape == reference.shape else math.inf
 
 
 def worst_of_a_row(values: Tensor, reference: Tensor) -> float:

@@ -17,7 +17,7 @@ from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_fo
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.survey import Plan, tolerance
-from expunge.fisher.samples import Squares, as_pairs, batched, fresh, gradients, largest_of, sizes_of
+from expunge.fisher.samples import Squares, as_pairs, batched, fresh, gradients, largest_of, sizes_of, unmasked
 from expunge.runtime.nested import combine_tensors, leaves, tensors
 
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
@@ -39,6 +39,7 @@ class Kept:
     passed: set[str]  # parameters that were used, but not kept
     slot: int = 0  # the memory they are in
     turn: int | None = None  # which of the uses of parameters were kept
+    path: int = 0  # what the operations of the pass were
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -174,7 +175,8 @@ class Comparison:
             asked = parameters if normed else {name: parameters[name] for name in (next(iter(parameters)), *names)}
             reference = gradients(plain, asked, self.weighted)
             pairs = _paired(self.attributed, {name: reference[name] for name in names})
-        sizes = torch.cat([largest_of([*self.alone, (self.logits, plain.detach())]), largest_of([*pairs.values()], order).to(plain.device)])
+        outputs = unmasked(self.logits, plain.detach())
+        sizes = torch.cat([largest_of([*self.alone, outputs]), largest_of([*pairs.values()], order).to(plain.device)])
         return Unread(sizes, self.alone, names, self.logits, {name: gradient for name, (_, gradient) in pairs.items()})
 
 

@@ -16,19 +16,18 @@ from expunge.errors import ModelError
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
-from expunge.fisher.company import COMPANY, Alone, check_losses, company, halves, worst_of_a_row
+from expunge.fisher.company import COMPANY, Alone, check_losses, company, halves, worst_output
 from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
 from expunge.fisher.planning.passes import Pass
-from expunge.fisher.planning.survey import COUPLED, Plan, random_like, tolerance
-from expunge.fisher.samples import fresh, gradients, relative_errors
+from expunge.fisher.planning.survey import COUPLED, NOT_FINITE, Plan, random_like, tolerance
+from expunge.fisher.samples import fresh, gradients, is_usable, output_error, relative_errors
 from expunge.runtime.modes import Generators
 from expunge.runtime.transfers import sent
 
 SHARE = {"cpu": 64, "cuda": 1024}  # of this many samples one is drawn; at least one of every batch
 FIRST = 16  # samples of a call that are all drawn, since the plan is young; one where batches are larger, beside others' logits
-IRREGULAR = 8  # of every batch of a model that may choose rows by content
 KEPT_ENTRIES = 1 << 23  # of the operations' outputs, for samples that are drawn at once beyond the first
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
@@ -62,7 +61,7 @@ class Confirmation:
         self.doubts = Doubts(model, parameters, objective)
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
-        self.irregular = False  # the model may choose rows out of sight
+        self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
         self.whole = False  # samples are compared in all parameters, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
         self._drawn, self._batches, self._turn = 0, 0, 0
@@ -72,6 +71,7 @@ class Confirmation:
         self._device = device_of(model)
         self._on_cuda = self._device.type == "cuda"
         self._waiting: list[Kept] = []
+        self.compared: set[int] = set()  # the paths of passes
 
     def moving(self) -> _Moving:
         return _Moving.now(self._buffers, self._device)
@@ -80,6 +80,7 @@ class Confirmation:
         """Start again, on the same data."""
         self.confirmed.clear()
         self._waiting.clear()
+        self.compared.clear()
         self._drawn = self._batches = 0
 
     def steady(self, batch: Batch, before: _Moving) -> None:
@@ -98,10 +99,10 @@ class Confirmation:
         """Raise ModelError where several calls with these samples give several outputs."""
         with torch.no_grad():
             first, *others = (self.objective.logits(self.model, fresh(batch)) for _ in range(2 if self._steady else CALLS))
+        if not is_usable(first):
+            raise ModelError(NOT_FINITE)
         noise = max(NOISE.get(first.dtype, tolerance(first)), allowed(first) / 100 if first.is_cuda else 0.0)  # sums in any order
-        if any(other.shape != first.shape for other in others) or any(
-            not error < noise for error in relative_errors([(other, first) for other in others])
-        ):
+        if any(not output_error(other, first) < noise for other in others):
             raise ModelError(COUPLED)
         one, two = (self._gradients_of(batch) for _ in range(2))  # which may change where outputs are but signs
         pairs = [(value, one[name]) for name, value in two.items()] if one.keys() == two.keys() else [(first + 1, first)]
@@ -141,11 +142,11 @@ class Confirmation:
             self._check_company(batch, logits, rows.to(logits.device))
 
     def _check_company(self, batch: Batch, logits: Tensor, rows: Tensor) -> None:
-        if worst_of_a_row(logits[rows], self.logits_of(take(batch, rows))) < self.tolerated(logits):
+        if worst_output(logits[rows], self.logits_of(take(batch, rows))) < self.tolerated(logits):
             return
         with tf32.switched_off():  # whose rounding changes logits of deep networks by percents
             alone = torch.cat([self.logits_of(take(batch, row)) for row in rows.split(1)])
-            if not worst_of_a_row(self.logits_of(batch)[rows], alone) < self.tolerated(alone):
+            if not worst_output(self.logits_of(batch)[rows], alone) < self.tolerated(alone):
                 raise ModelError(COUPLED)
 
     def against(self, alone: Alone, batch: Batch, plan: Plan) -> None:
@@ -169,12 +170,15 @@ class Confirmation:
             return self.objective.logits(self.model, fresh(batch)).detach()
 
     def draw(self, samples: int, entries: int = 0) -> list[int]:
-        """The numbers of the samples of a batch to be kept; fewer where a sample has so many entries that all would take much memory."""
+        """The numbers of the samples of a batch to be kept; fewer where a sample has so many entries that all would take much memory.
+
+        All of them where the model may move rows from sample to sample: rows that are another's may be those of few samples.
+        """
         drawn = 0 if self._on_cuda and samples > FIRST else self._drawn  # as many every time: a CUDA graph is for one number
-        young = min(FIRST if samples <= FIRST else 1, max(1, KEPT_ENTRIES // max(1, entries))) - drawn
-        count = max(
-            1, samples // SHARE["cuda" if self._on_cuda else "cpu"], min(samples, young), min(samples, IRREGULAR) if self.irregular else 0
-        )
+        fit = max(1, KEPT_ENTRIES // max(1, entries))
+        young = min(FIRST if samples <= FIRST else 1, fit) - drawn
+        share = samples // SHARE["cuda" if self._on_cuda else "cpu"]
+        count = max(1, share, min(samples, young), min(samples, fit) if self.irregular else 0)
         return [int(row) for row in self.generator.choice(samples, count, replace=False)]
 
     @property
@@ -203,6 +207,7 @@ class Confirmation:
         if self._waiting and not self._waiting[0].joins(kept):
             self.settle(plan)
         self._waiting.append(kept)
+        self.compared.add(kept.path)
         limit = waiting_at_most(samples)
         if self._young(samples) or self.irregular or sum(map(len, self._waiting)) >= limit:
             self.settle(plan)
@@ -260,7 +265,7 @@ class Confirmation:
     def _check_logits_alone(self, kept: Kept, plan: Plan) -> None:
         """Raise, where a sample has other logits alone: a coupling through few samples (the largest, say) does not show in all company."""
         alone = self._logits_alone(kept)
-        if alone.shape != kept.logits.shape or not relative_errors([(kept.logits, alone)])[0] < self.tolerated(alone):
+        if not output_error(kept.logits, alone) < self.tolerated(alone):
             self._explain(kept, plan)
             raise Revised({*plan.layouts, *plan.batched, *plan.idle})
 
@@ -270,7 +275,9 @@ class Confirmation:
     def _explain(self, kept: Kept, plan: Plan) -> None:
         """Raise, where the model itself treats a sample in another way as its batch changes; else only the closed forms do."""
         alone, together = self._logits_alone(kept), self.logits_of(kept.batch)[kept.rows]
-        if together.shape != alone.shape or not relative_errors([(together, alone)])[0] < allowed(together) / 10:
+        if not is_usable(alone):
+            raise ModelError(NOT_FINITE)
+        if not output_error(together, alone) < allowed(together) / 10:
             raise ModelError(COUPLED)
 
 

@@ -26,7 +26,7 @@ from expunge.fisher.comparing import Comparison, Differences, Kept, Unread, allo
 from expunge.fisher.confirming import FIRST, Confirmation, Revised
 from expunge.fisher.doubting import BY_PRECISION, in_channels_last, in_smaller_company
 from expunge.fisher.planning.survey import Plan, random_like, tolerance
-from expunge.fisher.samples import as_pairs, largest_of, relative_errors
+from expunge.fisher.samples import as_pairs, largest_of, output_error, unmasked
 from expunge.runtime.transfers import sent
 
 HELD = 128  # drawn samples at most that share a plain pass
@@ -171,7 +171,7 @@ class QueuedConfirmation(Confirmation):
         together = kept.logits[:1]
         alone = self.logits_of(take(kept.samples, slice(0, 1)))
         same = alone.shape == together.shape
-        return largest_of([(together, alone)]) if same else torch.tensor([torch.inf, 1.0], dtype=torch.float64)
+        return largest_of([unmasked(together, alone)]) if same else torch.tensor([torch.inf, 1.0], dtype=torch.float64)
 
     def _read(self, queued: _Queued, plan: Plan) -> None:
         logits, of_logits = queued.comparison.logits, super().tolerated
@@ -198,7 +198,7 @@ class QueuedConfirmation(Confirmation):
         """Whether a sample of this batch has the logits that it has alone, without TF32."""
         with tf32.switched_off():
             together, alone = self.logits_of(kept.batch)[kept.rows[:1]], self.logits_of(take(kept.samples, slice(0, 1)))
-        return together.shape == alone.shape and relative_errors([(together, alone)])[0] < tolerance(alone) / 10
+        return output_error(together, alone) < tolerance(alone) / 10
 
     def _holds_precisely(self, queued: _Queued, plan: Plan, found: Differences) -> bool:
         """Whether the plan gives the gradients of a plain pass without TF32: to all drawn samples together, and to those of one batch

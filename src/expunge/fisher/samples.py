@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.overrides import TorchFunctionMode
 
 from expunge.data.batches import batch_size, take
 from expunge.data.calling import RAW, error_summary, not_about_inputs
@@ -17,8 +18,10 @@ from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
 from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.scratch import chunks, wide
-from expunge.runtime.nested import map_tensors
+from expunge.fisher.planning.derived import DESCRIBING
+from expunge.runtime.nested import map_tensors, tensors
 
+MASKED, AGREEING = -1e4, 1e-6  # outputs so low may be masks; what they agree to, of themselves
 Squares = dict[str, Tensor]
 Size = Callable[[Tensor], Tensor]  # of a sample's gradient, entry by entry: its square, or its absolute value
 Note = Callable[[slice, Tensor], None]  # takes the logits that samples of these numbers have, each of them alone
@@ -95,11 +98,11 @@ def batched(
 ) -> Squares:
     """All samples of a chunk at once by torch.func: vmap over samples of the vector-Jacobian products.
 
-    The gradients of the `drawn` samples are kept.
+    The gradients of the `drawn` samples are kept. Raises UnseenUse where a parameter is used from elsewhere than its module.
     """
     parameters = dict(model.named_parameters())
     chosen = {name: parameters[name].detach() for name in names}
-    places = _places(model)
+    places, own = _places(model), {id(parameters[name]): name for name in names}
     stacked = torch.stack(list(cotangents), 1)  # (N, passes, ...)
 
     def one(sample: Batch, rows: Tensor, keeping: bool) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Tensor]]:
@@ -127,8 +130,10 @@ def batched(
     for rows in chunks(batch_size(batch), max(1, entries // 16), widest):  # vmap gains from many samples: a wider budget
         cut = slice(rows.start, rows.stop)
         there = [row for row in wanted if row in rows]
-        with torch.no_grad():  # for the parameters that are not chosen
+        with torch.no_grad(), _Uses(own) as uses:  # no gradients for the parameters that are not chosen
             per_sample, kept, outputs = vmap(partial(one, keeping=bool(there)))(fresh(take(batch, cut)), stacked[cut])
+        if uses.names:
+            raise UnseenUse(uses.names)
         if note is not None:
             note(cut, outputs[0].detach())
         for name, squares in per_sample.items():
@@ -139,6 +144,29 @@ def batched(
             kept_rows = torch.stack([held[name, row] for row in wanted])
             drawn.parts.append(Part(name, None, _added, kept_rows, kept_rows))
     return totals
+
+
+class UnseenUse(Exception):
+    """A model uses these parameters through references of its own, where torch.func cannot put others in their place."""
+
+    def __init__(self, names: set[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+class _Uses(TorchFunctionMode):
+    """Notes which of these tensors operations take, by id."""
+
+    def __init__(self, of: Mapping[int, str]) -> None:
+        super().__init__()
+        self.of, self.names = of, set[str]()
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        result, name = function(*args, **kwargs), getattr(function, "__name__", "")
+        if name not in DESCRIBING or (name == "__get__" and isinstance(result, Tensor)):  # `weight.T`
+            self.names |= {self.of[id(tensor)] for tensor in tensors((args, kwargs)) if id(tensor) in self.of}
+        return result
 
 
 def _added(inputs: Tensor, slopes: Tensor) -> tuple[Tensor, None]:
@@ -155,6 +183,24 @@ def _places(model: nn.Module) -> dict[str, list[str]]:
             if value is not None:
                 places[names[id(value)]].append(f"{prefix}.{key}" if prefix else key)
     return places
+
+
+def unmasked(values: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Two outputs of one shape without the entries that a mask has put far down (−10⁹, −∞), where these agree: beside them no difference
+    would show."""
+    agree = (values == reference) | ((values - reference).abs() < AGREEING * reference.abs())
+    masked = agree & (reference <= MASKED)
+    return values.masked_fill(masked, 0), reference.masked_fill(masked, 0)
+
+
+def output_error(values: Tensor, reference: Tensor) -> float:
+    """max |value − reference| / max |reference| of two outputs, but for masked entries; infinity, where they have other shapes."""
+    return relative_errors([unmasked(values, reference)])[0] if values.shape == reference.shape else math.inf
+
+
+def is_usable(logits: Tensor) -> bool:
+    """Whether a loss may have a gradient there: −∞ is that of a class that is masked."""
+    return not bool((torch.isnan(logits) | (logits == torch.inf)).any())
 
 
 def relative_errors(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:

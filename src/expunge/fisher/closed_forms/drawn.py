@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,18 +29,27 @@ class Part(NamedTuple):
 class Drawn:
     """The samples to keep, by their numbers in the batch, and what was kept of them in the backward pass `number`.
 
-    `turn`: of the uses of parameters only every `TURNS`th is kept, from this one on; of the others the names. None: all are kept.
+    `turn`: of the uses of parameters only every `TURNS`th is kept, from this one on; of the others the names. None: all are kept. So are
+    they where the pass has another `path` (of operations and shapes) than those `compared` before: a model may choose its way by a mask.
     """
 
     rows: Tensor
     number: int = 0
     turn: int | None = None
+    compared: Collection[int] | None = None
+    path: int = 0
     slot: int = 0  # each has memory of its own
     open: bool = False  # during that backward pass
     parts: list[Part] = field(default_factory=list)
     passed: set[str] = field(default_factory=set)
     uses: int = 0
     audit: Audit | None = None
+
+    def follow(self, path: int) -> None:
+        """The forward pass has ended, on this path."""
+        self.path = path
+        if self.compared is not None and path not in self.compared:
+            self.turn = None
 
     def takes(self, *names: str | None) -> bool:
         """Whether this use, of these parameters, is to be kept."""

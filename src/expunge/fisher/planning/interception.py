@@ -43,6 +43,7 @@ class Interception(TorchFunctionMode):
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
     `chosen`  names used on rows that were chosen by their content, where `provenance` follows these
+    `path`    a number that stands for the operations so far and the shapes they gave
     `reads`   whether the model took numbers out of tensors, by which it may choose rows out of sight
     """
 
@@ -58,7 +59,7 @@ class Interception(TorchFunctionMode):
     ):
         super().__init__()
         self.names, self.layouts, self.samples, self.scratch, self.provenance = names, layouts, samples, scratch, provenance
-        self.drawn, self.reads = drawn, False
+        self.drawn, self.reads, self.path = drawn, False, 0
         self.chosen: set[str] = set()
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, list[tuple[int, ...] | None]] = {}
@@ -94,6 +95,7 @@ class Interception(TorchFunctionMode):
                 self.outside |= failed
         self.reads |= rule is None and getattr(function, "__name__", "") in READING
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
+        self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
         if self.provenance is not None:
             if self.provenance.chosen(args, kwargs):
                 self.chosen.update(name for value in (*args, *kwargs.values()) if (name := self.name(value)) is not None)

@@ -6,7 +6,6 @@ It needs an operation that reduces over the samples, runs along them, or pairs t
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -47,10 +46,14 @@ class Mixing:
         self.operations.append(Operation(label, [tuple(each.shape) for each in inputs], tuple(outputs[0].shape), size))
 
 
+def comparable(fewer: Mixing, more: Mixing) -> bool:
+    """Whether both passes had the same operations."""
+    return [one.label for one in fewer.operations] == [one.label for one in more.operations]
+
+
 def mixes(fewer: Mixing, more: Mixing) -> bool:
-    """Whether operations of passes of fewer and of more samples may mix these; as far as the passes have the same operations."""
-    pairs = takewhile(lambda pair: pair[0].label == pair[1].label, zip(fewer.operations, more.operations, strict=False))
-    return any(_mixes(one, other) for one, other in pairs)
+    """Whether operations of passes of fewer and of more samples may mix these; yes, where the passes had other operations."""
+    return not comparable(fewer, more) or any(_mixes(*pair) for pair in zip(fewer.operations, more.operations, strict=True))
 
 
 def _mixes(fewer: Operation, more: Operation) -> bool:

@@ -28,6 +28,8 @@ class Pass:
     parts: list[Part]  # of the drawn samples
     passed: set[str]  # parameters that were used, but not kept
     number: int = 0  # of the cotangents at which these were kept
+    turn: int | None = None  # which of the uses of parameters were kept
+    path: int = 0  # what the operations were
     alone: Tensor | None = None  # the drawn samples' cotangents, each from its own loss alone
     wrong: set[str] = field(default_factory=set)  # parameters whose squares fail their audit
     packs: dict[torch.dtype, Tensor] | None = None  # on CUDA, the rows of the parts
@@ -58,6 +60,8 @@ def closed_forms(
         )
         with torch.enable_grad(), interception if observed else nullcontext():
             logits = objective.logits(model, fresh(batch))
+        if drawn is not None:
+            drawn.follow(interception.path)
         sent, outputs = cotangents(logits), logits.detach()
         if interception.outside:  # their layouts do not hold here, and need not let a backward pass through
             return Pass({}, sent, outputs, interception.outside, interception.reads, [], set())

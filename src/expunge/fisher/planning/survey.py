@@ -21,10 +21,10 @@ from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.planning.interception import Interception
 from expunge.fisher.planning.layouts import Layout, infer
-from expunge.fisher.planning.mixing import mixes
+from expunge.fisher.planning.mixing import Mixing, comparable, mixes
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.provenance import Provenance
-from expunge.fisher.samples import Squares, add_single, batched, fresh, relative_errors
+from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, is_usable, output_error, relative_errors
 from expunge.model.copying import copied
 from expunge.runtime.nested import map_tensors
 
@@ -32,6 +32,7 @@ COUPLED = (
     "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
     "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
 )
+NOT_FINITE = "the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity"
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
 PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
@@ -108,7 +109,11 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     cotangent = random_like(together)
     reference, plain, fewer = _defined(model, parameters, probe, together, cotangent, objective)
     assert fewer.mixing is not None and more.mixing is not None
-    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.mixing, more.mixing))
+    mixing: Mixing | None = more.mixing
+    if not comparable(fewer.mixing, more.mixing):  # a model may keep what its first pass has made
+        mixing = _watched(model, parameters, probe, objective)[1].mixing
+    assert mixing is not None
+    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.mixing, mixing))
     while choices:
         layouts = {name: untried[0] for name, untried in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective, more.beside)
@@ -163,6 +168,10 @@ def _without_closed_forms(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")  # of torch's, where vmap has a loop of its own
             squares = batched(model, names, probe, [cotangent], objective)
+    except UnseenUse as error:
+        others = [name for name in names if name not in error.names]
+        batched_names, looped_names = _without_closed_forms(model, others, probe, cotangent, reference, objective) if others else ([], [])
+        return batched_names, [*looped_names, *sorted(error.names)]
     except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
         squares = {}
     alike = _agreeing(squares, {name: reference[name] for name in squares})
@@ -196,8 +205,8 @@ def _defined(
         one = slice(index, index + 1)
         with torch.enable_grad():
             alone = objective.logits(model, fresh(take(probe, one)))
-        if not torch.isfinite(alone).all():
-            raise ModelError("the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity")
+        if not is_usable(alone):
+            raise ModelError(NOT_FINITE)
         if not _alike(together[one], alone):
             with torch.enable_grad():
                 unwatched = objective.logits(model, fresh(probe))[one]
@@ -208,7 +217,7 @@ def _defined(
 
 
 def _alike(logits: Tensor, reference: Tensor) -> bool:
-    return logits.shape == reference.shape and relative_errors([(logits, reference)])[0] < tolerance(reference)
+    return output_error(logits, reference) < tolerance(reference)
 
 
 def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]:

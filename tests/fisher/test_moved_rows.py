@@ -1,0 +1,85 @@
+"""Rows that a rare branch moves to other samples' places, and parameters used out of torch.func's sight: equal to the loop over samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from expunge.fisher import plan
+from tests.fisher.patterns import K, check, labels
+
+pytestmark = pytest.mark.filterwarnings("ignore::expunge.errors.SlowFisherWarning")
+SAMPLES, TOKENS = 96, 4
+
+
+class Dispatched(nn.Module):
+    """Tokens with a large entry go through a layer in the order of their arrival, in a table that has room for all."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first, self.rare, self.head = how, nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, K)
+
+    def forward(self, x):
+        rows = self.first(x).flatten(0, 1)
+        sent = (x[..., 0] > 1.2).flatten()
+        slots = (sent.long().cumsum(0) - 1).clamp(min=0)
+        table, kept = torch.zeros_like(rows), rows * sent[:, None]
+        if self.how == "product":
+            matrix = F.one_hot(slots, len(rows)).to(rows) * sent[:, None]
+            return self.pooled(rows + matrix @ torch.tanh(self.rare(matrix.T @ rows)), x)
+        if self.how == "list":
+            for slot, row in enumerate(sent.nonzero().flatten().tolist()):
+                table[slot] = rows[row]
+        elif self.how == "index_add":
+            table = table.index_add(0, slots, kept)
+        elif self.how == "scatter_add":
+            table = table.scatter_add(0, slots[:, None].expand_as(rows), kept)
+        else:
+            table = table.index_put((slots,), kept, accumulate=True)
+        return self.pooled(rows + torch.tanh(self.rare(table))[slots] * sent[:, None], x)
+
+    def pooled(self, rows, x):
+        return self.head(rows.view(x.shape).mean(1))
+
+
+def arriving(seed: int):
+    """The first sample's only such token keeps its place; pairs of later samples have two each, of which all but the first are moved."""
+    torch.manual_seed(seed)
+    x = torch.randn(SAMPLES, TOKENS, 5).double().clamp(-2, 1)
+    x[0, 1, 0] = 2
+    x[[21, 22, 45, 46], :2, 0] = 1.5
+    return x, labels(SAMPLES)
+
+
+@pytest.mark.parametrize("size", [8, 24])
+@pytest.mark.parametrize("how", ["product", "list", "index_add", "scatter_add", "index_put"])
+def test_rows_that_few_samples_send_to_places_of_others(how, size):
+    for seed in range(3):
+        x, y = arriving(seed)
+        check(Dispatched(how), list(zip(x.split(size), y.split(size), strict=True)))
+
+
+class OtherReference(nn.Module):
+    """A weight without a closed form, which a gate multiplies once more, by a reference that is no module's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias, self.head = nn.Parameter(torch.randn(5, 5)), nn.Parameter(torch.randn(5)), nn.Linear(5, K)
+        self.again = [self.weight]
+
+    def forward(self, x):
+        y = torch.tanh(x @ (0.1 * self.weight.exp()) + self.bias)
+        return self.head(y + (x[:, :1] > 1.2) * torch.tanh(x @ self.again[0].T.exp()))
+
+
+def test_a_use_that_torch_func_cannot_see_and_few_samples_show():
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, x = OtherReference(), torch.randn(SAMPLES, 5).double().clamp(-2, 1)
+        x[[21, 22, 45, 46], 0] = 1.5
+        batches = list(zip(x.split(8), labels(SAMPLES).split(8), strict=True))
+        for kind in ("empirical", "expected"):
+            check(model, batches, kind)
+        assert plan(model, batches[0]).named("loop") == ["weight"]
