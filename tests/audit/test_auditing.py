@@ -165,6 +165,20 @@ def test_a_network_beside_itself_is_not_cleared():
     assert report.retrained == 1 and report.verdict.missing
 
 
+def test_an_original_that_does_not_know_the_class_is_named():
+    """As where before and after are given the wrong way round."""
+    with pytest.warns(UncheckedWarning, match=r"before: does not know the forgotten class \(accuracy on unseen samples 0 \["):
+        assert run(trained(0), before=clean(20)[0]).verdict.word == "partly"
+
+
+def test_where_one_class_stays_the_classifier_is_not_asked():
+    """Its answers are one yes or no there, which a network that never saw the other class has right by chance."""
+    forget, remain, test = parts()
+    one, two = (Subset(part, [row for row in range(len(part)) if part[row][1] in (0, FORGOTTEN)]) for part in (remain, test))
+    names = [measure.name for measure in expunge.audit(trained(0), *clean(20), forget, one, two, settings=QUICK).measures]
+    assert "read by the original's classifier" not in names and "re-learning" in names
+
+
 def test_networks_called_never_trained_on_the_samples_are_looked_at():
     for stranger in (trained(0), trained(1)):
         with pytest.warns(UncheckedWarning, match="out: network 1 seems to have been trained on the forget data"):
@@ -235,6 +249,11 @@ def test_bad_input_is_named():
             model, model, TensorDataset(torch.zeros(60, 12).double(), torch.full((60,), FORGOTTEN)), remain, test
         ),
         "^after: must be a network like the original; .*13": lambda: run(nn.Linear(13, 4)),
+        "^forget: must have one whole-number label .* of torch.bool": lambda: expunge.audit(
+            model, model, TensorDataset(torch.zeros(60, 12), torch.ones(60).bool()), remain, test
+        ),
+        "^done: must be words": lambda: run(model, done=3),
+        "^keep: must be callable": lambda: run(model, keep="parts"),
     }
     for words, call in cases.items():
         with pytest.raises(InputError, match=words):

@@ -9,7 +9,7 @@ import pytest
 
 from expunge.audit.findings import Measure, Reason
 from expunge.audit.intervals import Interval, clopper_pearson
-from expunge.audit.judging import judge, saw_forget
+from expunge.audit.judging import BEGUN, judge, saw_forget
 from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, NEIGHBOURS, READ_BACK, RELEARNED, UNSEEN
 from expunge.audit.policy import FILE, load_policy
 from expunge.errors import InputError
@@ -119,6 +119,23 @@ def test_a_probe_that_reads_the_original_no_better_convicts_nobody_beside_one_re
     assert judge([*of_class(0, 0), several], "classes", POLICY).word == beside_five
 
 
+@pytest.mark.parametrize("original", [1.0, 0.97])
+def test_networks_from_the_same_weights_that_read_each_other_accuse_nobody_beside_one_reference(original):
+    """Fine-tuned from one pretrained network, the original's classifier reads 93 % of one and 60 % of another that never saw the class."""
+    read = row(READ_BACK, original, 0.6, 0.93)
+    assert judge([*of_class(0, 0, (0,)), read], "classes", POLICY).word == "not distinguished"
+    hidden = row(READ_BACK, original, 0.95, 0.03)
+    assert judge([*of_class(0, 0, (0,)), hidden], "classes", POLICY).word == "cosmetic"
+
+
+@pytest.mark.parametrize(("after", "words"), [(0.97, "unlike"), (0.0, "driven away")])
+def test_what_lies_above_retrained_networks_was_not_driven_away(after, words):
+    """As where before and after are given the wrong way round."""
+    measures = [row(UNSEEN, 0.5, after, 0.5), row(RELEARNED, 0.5, after, 0.5)]
+    judgement = judge(measures, "classes", POLICY)
+    assert judgement.word == "partly" and all(test.found == words for test in judgement.tests)
+
+
 def test_without_power_it_cannot_tell():
     weak = [row(UNSEEN, 0.97, 0, 0, 0, 0, 0, 0), row(RELEARNED, 0.5, 0.48, 0.47, 0.5, 0.44, 0.52, 0.46)]
     judgement = judge(weak, "classes", POLICY)
@@ -137,7 +154,7 @@ def test_without_retrained_networks_nothing_clears():
     assert len(alone(0.3, 0, 0.95).reasons) == 2
     assert alone(0.97, 0.97, 0.97).word == "partly" and alone(0.6, 0.9, 0.95).word == "partly"
     assert alone(0, 0.8, 0).word == "cosmetic" and "4 bits" in alone(0, 0.8, 0).sentence
-    assert alone(0, 0, 0.9).word == "cosmetic"
+    assert alone(0, 0, 0.9).word == "cosmetic" and BEGUN in alone(0, 0, 0.9).missing and BEGUN not in alone(0, 0.8, 0.9).missing
     assert judge([row(ATTACK, 0.8, 0.75)], "samples", POLICY).word == "partly"
     assert judge([row(ATTACK, 0.8, 0.2)], "samples", POLICY).word == "partly"
     assert judge([row(ATTACK, 0.8, 0.5)], "samples", POLICY).word == "cannot tell"
@@ -168,3 +185,5 @@ def test_a_policy_of_ones_own(tmp_path):
         load_policy(path)
     with pytest.raises(InputError, match="policy"):
         load_policy(tmp_path / "absent.json")
+    with pytest.raises(InputError, match="policy: must be the path of a file; found 5"):
+        load_policy(5)

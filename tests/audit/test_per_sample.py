@@ -57,6 +57,15 @@ def test_members_are_found_whatever_the_mix(labels):
     assert values[RMIA].low > 0.8 and values[IAM].low > 0.6
 
 
+def test_labels_that_alternate_in_the_test_data_are_all_asked():
+    """Every other sample of 1, 0, 1, 0, ... has one label, and forget samples of the other would be compared with none."""
+    labels = {"forget": mixed(200, 200), "test": 1 - torch.arange(1200) % 2}
+    reading, references = read_by(4, labels), [read_by(seed, labels) for seed in (2, 3)]
+    reading["forget"].signals[labels["forget"] == 1] += 8.0  # samples of this label are known
+    values = per_sample_attacks(reading, read_by(1, labels), references, SUBJECT)
+    assert values[RMIA].value == pytest.approx(0.75, abs=0.05)
+
+
 def test_too_few_unseen_samples_are_not_attacked():
     labels = {"forget": mixed(10, 10), "test": mixed(8, 8)}
     assert areas(labels, known=0.0)[0] == {}

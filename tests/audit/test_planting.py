@@ -144,6 +144,8 @@ def test_a_file_that_is_no_key_is_named(spoil, tmp_path):
         (lambda: swap_labels(iter([]), 0, 1), "dataset: must have a length and items"),
         (lambda: flip_coins(plain(), 61), "canaries"),
         (lambda: flip_coins(plain(), [99]), "canaries"),
+        (lambda: flip_coins(plain(), []), "canaries"),
+        (lambda: flip_coins(plain(), [7, 7]), "canaries"),
         (
             lambda: flip_coins(TensorDataset(torch.zeros(9, 2), torch.zeros(9).long()), 3, wrong_labels=True),
             "must have two classes",

@@ -27,6 +27,8 @@ def test_confusion_counts_the_two_classes_alone():
     labels = torch.tensor([1, 1, 1, 3, 3, 0, 2])
     predicted = torch.tensor([3, 1, 0, 1, 3, 3, 1])
     assert confusion(nn.functional.one_hot(predicted).float(), labels, 1, 3) == clopper_pearson(2, 5)
+    with pytest.raises(InputError, match="second: must be another class than first; found 5"):
+        confusion(torch.zeros(7, 4), labels, 5, 5)
     with pytest.raises(InputError, match="labels: must hold samples of the classes 5 and 6"):
         confusion(torch.zeros(7, 4), labels, 5, 6)
     with pytest.raises(InputError, match="labels: .* found none of 5"):

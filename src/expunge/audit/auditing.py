@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from expunge.audit.checks import check_sets, listed_networks
 from expunge.audit.findings import Curve, Pictures, ShadowsUsed
 from expunge.audit.intervals import Interval
-from expunge.audit.judging import judge, lost_utility, saw_forget, too_few
+from expunge.audit.judging import judge, lost_utility, saw_forget, too_few, unlike_others
 from expunge.audit.keeping import Keep, computed, key_of
 from expunge.audit.measures import (
     ATTACK,
     RELEARNED,
+    UNSEEN,
     Subject,
     Values,
     answers,
@@ -87,6 +88,10 @@ def audit(
         raise InputError("settings", "must be Settings(...)", shown(settings))
     if not isinstance(policy, Policy | None):
         raise InputError("policy", "must be a Policy, such as load_policy(path)", shown(policy))
+    if not isinstance(done, str):
+        raise InputError("done", "must be words on how the network was made", shown(done))
+    if not callable(keep):
+        raise InputError("keep", "must be callable, such as keeping.Folder(path)", shown(keep))
     policy = load_policy() if policy is None else policy
     if shadows is not None:
         check_evidence(shadows, before, policy)
@@ -113,6 +118,9 @@ def audit(
     outside = {name: audited.read(name, network) for name, network in outside_networks.items()}
     values, curves = {name: part[0] for name, part in found.items()}, {name: part[1] for name, part in found.items()}
     told = {name: utility(reading, subject) | answers(reading, subject, readings["before"]) for name, reading in outside.items()}
+    if subject.kind == "classes" and saw_forget(values["before"], subject.kind, policy) is None:
+        what = f"does not know the forgotten class (accuracy on unseen samples {values['before'][UNSEEN]})"
+        warnings.warn(f"before: {what}; it must be the network that was trained on it, not the one after", UncheckedWarning, stacklevel=3)
     used = _unaware(readings, outside, values | told, subject, policy)
     outside = {name: reading for name, reading in outside.items() if name in used}
     readings = {name: reading for name, reading in readings.items() if name in used}
@@ -127,9 +135,10 @@ def audit(
             measures += shadow_measures({name: networks[name] for name in values}, shadows, subject.kind, policy, objective)
     retrained_readings = [reading for name, reading in readings.items() if name.startswith("retrained")]
     lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
+    unlike = unlike_others(readings["before"], {name: told[name] for name in outside}, subject, policy)
     edges = edges_of(readings["before"], readings["after"])
     return Audit(
-        verdict=judge(measures, subject.kind, policy, lost, subject.gone.tolist()),
+        verdict=judge(measures, subject.kind, policy, lost, subject.gone.tolist(), unlike),
         kind=subject.kind,
         labels=tuple(subject.labels.tolist()),
         sizes={name: len(part.labels) for name, part in readings["before"].parts.items()},
@@ -172,6 +181,7 @@ def _unaware(
             attacked = sign is values[name][ATTACK]
             what = "loss attack on the forget samples" if attacked else "accuracy on unseen samples of the forgotten class"
             why = f"seems to have been trained on the forget data ({what} {sign})"
+            why += ", or these are easier than the unseen samples of their labels" if attacked else ""
         elif again is not None:
             why = f"has the answers of {again}, to the bit, and is the same network"
         else:

@@ -14,18 +14,28 @@ from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, NEIGHBOURS, READ_
 from expunge.audit.policy import Policy
 from expunge.audit.reading import Reading
 from expunge.audit.shadow_measures import known_by_shadows
+from expunge.audit.strata import stratified_auc
 from expunge.audit.weighing import weigh
 from expunge.runtime.display import counted
 
 OUT = "networks never trained on the forget samples (out, `expunge audit --never-trained`): the loss attack alone is a sanity check"
 RETRAINED = "a network retrained without the forget data"
 COMPARED = (DIVERGENCE, NEIGHBOURS)  # with other networks, beneath the first answer: no share of what the original knew
+BEGUN = "where the original began from pretrained weights, one that began from these: its classifier reads such a network, too"
+ALIKE = "forget samples like the other training samples of their labels: of these the loss attack and RMIA say nothing by themselves"
 ROUNDED = "a test of the inside with power beside rounded weights: probes and re-learning have none here, or were left out"
 MORE_SEEDS = "retrained networks of {} seeds or more: fewer do not show how much such networks differ"
 
 
-def judge(measures: Sequence[Measure], kind: Kind, policy: Policy, lost: Reason | None = None, gone: Sequence[int] = ()) -> Judgement:
-    """The rules, in their order; the first that holds decides. `gone` are the labels that no remain sample has.
+def judge(
+    measures: Sequence[Measure],
+    kind: Kind,
+    policy: Policy,
+    lost: Reason | None = None,
+    gone: Sequence[int] = (),
+    unlike: Reason | None = None,
+) -> Judgement:
+    """The rules, in their order; the first that holds decides. `gone` are the labels that no remain sample has; see `unlike_others`.
 
     1. damaged: what must stay known is surely lost (`lost`).
     2. cosmetic: the answers changed, and the inside, rounding or the original's own classifier still gives back what was known.
@@ -39,7 +49,7 @@ def judge(measures: Sequence[Measure], kind: Kind, policy: Policy, lost: Reason 
     named = {measure.name: measure for measure in measures}
     if tests:
         return _beside_retrained(tests, named, policy)
-    return _alone(named, kind, policy, gone)
+    return _alone(named, kind, policy, gone, unlike)
 
 
 def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], policy: Policy) -> Judgement:
@@ -83,28 +93,33 @@ def clears(test: Test) -> bool:
     return test.found == "not distinguished" and test.measure != NEIGHBOURS
 
 
-def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy, gone: Sequence[int]) -> Judgement:
+def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy, gone: Sequence[int], unlike: Reason | None) -> Judgement:
     """Without a retrained network only what a network cannot show by chance convicts, and nothing acquits.
 
-    A probe alone says nothing: features of a network that never saw a class separate it too.
+    A probe alone says nothing: features of a network that never saw a class separate it too. Nor do losses of samples that are `unlike`
+    the others: a network that never saw wrong labels finds them hard.
     """
-    known = _known(named, kind, policy, "")
+    known = [] if unlike else _known(named, kind, policy, "")
     if kind == "samples":
         known += _known_classes(named, gone, policy) + known_by_shadows(named, policy)
-    hidden = [reason for bits in (8, 4) for reason in _known(named, kind, policy, f", {bits} bits")]
+    hidden = [] if unlike else [reason for bits in (8, 4) for reason in _known(named, kind, policy, f", {bits} bits")]
     back = named.get(READ_BACK)
     if back is not None and back.after is not None and back.after.low > policy.read_back:
         words = f"the original's classifier reads {percent(back.after.value, 1)} of forgotten and of other samples in its inner outputs"
+        words += ", in those of a network retrained from fresh weights far fewer"
         hidden.append(_of(words, back.name, back.after))
     if known:
         hidden = _gives_back(hidden, named, kind, policy)
     if hidden:
-        return Judgement("cosmetic", f"cosmetic: the answers changed, but {hidden[0].words}", (*hidden, *known), (RETRAINED,))
+        missing = (RETRAINED, BEGUN) if {reason.measure for reason in hidden} == {READ_BACK} else (RETRAINED,)
+        return Judgement("cosmetic", f"cosmetic: the answers changed, but {hidden[0].words}", (*hidden, *known), missing)
     if known:
         return Judgement("partly", f"partly: {known[0].words}", tuple(known), (RETRAINED,))
     shown = [named[name] for name in (UNSEEN, FORGET, ATTACK) if name in named]
     reasons = tuple(_of(f"{measure.name} is {_number(measure.after)}", measure.name, measure.after) for measure in shown if measure.after)
     sentence = "cannot tell: nothing gives it away, and without a retrained network nothing clears it"
+    if unlike:
+        return Judgement("cannot tell", sentence, (unlike, *reasons), (RETRAINED, ALIKE))
     missing = (RETRAINED,) if kind == "classes" or RMIA in named else (RETRAINED, OUT)
     return Judgement("cannot tell", sentence, reasons, missing)
 
@@ -173,6 +188,29 @@ def lost_utility(
         if worst.low - measure.after.high > policy.class_loss:
             gone = Interval(worst.value - measure.after.value, worst.low - measure.after.high, worst.high - measure.after.low)
             return _of(f"it lost {points(gone.value)} of accuracy on class {label}, which must stay", measure.name, gone)
+    return None
+
+
+def unlike_others(before: Reading, outside: Mapping[str, Mapping[str, Interval]], subject: Subject, policy: Policy) -> Reason | None:
+    """What shows that forget samples differ from others by more than having been seen, as wrong labels or those of another source do.
+
+    The original was trained on them as on remain samples, yet its loss tells them from those of the same label; or a network of `outside`,
+    by its values, was never trained on them and finds them harder than unseen ones. Then so does any network that never saw them.
+    """
+    if subject.kind == "classes":
+        return None
+    forget, remain = before["forget"], before["remain"]
+    inside = subject.attacked(forget)
+    area = stratified_auc(-forget.losses[inside], -remain.losses, forget.labels[inside], remain.labels)
+    if area.low > 0.5 + policy.known_area or area.high < 0.5 - policy.known_area:
+        words = f"the original's loss tells forget samples from remain samples, though it was trained on both, with area {area.value:.3f}"
+        return _of(words, ATTACK, area)
+    for name, values in outside.items():
+        if values[ATTACK].high < 0.5 - policy.known_area:
+            words = (
+                f"{name}, which was never trained on forget samples, finds them harder than unseen ones, area {values[ATTACK].value:.3f}"
+            )
+            return _of(words, ATTACK, values[ATTACK])
     return None
 
 

@@ -19,12 +19,15 @@ FEWEST = 10  # unseen samples on each side
 def per_sample_attacks(reading: Reading, original: Reading, references: Sequence[Reading], subject: Subject) -> Values:
     """Areas, and the true positives at 1 % and 0.1 % false positives where there are samples enough for such a rate.
 
-    Forgotten samples are told from every other unseen one of their labels; the rest of the test set is RMIA's population, so that no
-    sample is both. Areas are within labels, as the loss attack's: p̄ does not take all of a label's difficulty out of RMIA, so another mix
-    of labels would tell by itself. The rates at a share of false alarms have one threshold for all labels.
+    Forgotten samples are told from every other unseen one of their labels, label by label, so that each is on both sides also where labels
+    alternate; the rest of the test set is RMIA's population, so that no sample is both. Areas are within labels, as the loss attack's: p̄
+    does not take all of a label's difficulty out of RMIA, so another mix of labels would tell by itself. The rates at a share of false
+    alarms have one threshold for all labels.
     """
     like = subject.like(original["test"])
-    asked = like & (like.cumsum(0) % 2 == 0)
+    rows = like.nonzero().flatten()
+    asked = torch.zeros_like(like)
+    asked[rows[original["test"].labels[rows].argsort(stable=True)][1::2]] = True
     if min(int(asked.sum()), int((~asked).sum())) < FEWEST:
         return {}
 

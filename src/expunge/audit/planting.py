@@ -164,6 +164,7 @@ def flip_coins(dataset: Any, canaries: int | Any, seed: int = 0, wrong_labels: b
         rows = _drawn(torch.arange(len(labels)), int(canaries), numbers)
     else:
         rows = torch.unique(rows_of(canaries, len(labels), "canaries") % len(labels))
+        check_whole("canaries", len(rows), minimum=2)
     included = torch.rand(len(rows), generator=numbers) < 0.5
     classes = labels.unique()
     if wrong_labels and len(classes) < 2:

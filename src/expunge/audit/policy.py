@@ -9,7 +9,7 @@ from pathlib import Path
 from expunge.errors import InputError
 from expunge.storage.codec import decode
 from expunge.storage.documents import excerpt, read_json
-from expunge.validate import check_number, check_whole, make_plain
+from expunge.validate import check_number, check_whole, make_plain, shown
 
 FILE = Path(__file__).with_name("policy.json")
 
@@ -68,6 +68,8 @@ class Policy:
 
 def load_policy(path: str | os.PathLike[str] = FILE) -> Policy:
     """A policy from a file of JSON with all its numbers, such as the package's own, audit/policy.json."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError("policy", "must be the path of a file", shown(path))
     try:
         return decode(Policy, read_json(path), "the policy")
     except (ValueError, TypeError, OSError) as error:

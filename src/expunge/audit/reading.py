@@ -111,9 +111,9 @@ def _read_part(
             features.clear()
             logits, labels = objective.logits(model, moved), as_labels(objective.targets(moved))
             check_classes(objective, logits.shape, "an audit needs")
-            if logits.dim() != 2 or labels.dim() != 1 or labels.is_floating_point():
+            if logits.dim() != 2 or labels.dim() != 1 or labels.dtype != torch.int64:
                 rule = "must have one whole-number label per sample, and the network one row of logits"
-                raise InputError(name, rule, f"labels {tuple(labels.shape)}, logits {tuple(logits.shape)}")
+                raise InputError(name, rule, f"labels {tuple(labels.shape)} of {labels.dtype}, logits {tuple(logits.shape)}")
             objective.check_batch(logits.shape, moved, same_batch=True)
             broken = int(logits.isnan().any(1).sum())
             if broken or (logits == torch.inf).any():

@@ -30,6 +30,8 @@ def confusion(logits: Tensor, labels: Tensor, first: int, second: int, confidenc
     """
     if logits.dim() != 2 or labels.shape != logits.shape[:1]:
         raise InputError("labels", f"must be one for each row of logits, {tuple(logits.shape)}", tuple(labels.shape))
+    if first == second:
+        raise InputError("second", "must be another class than first", second)
     predicted, labels = logits.argmax(1).cpu(), labels.cpu()
     if bool(logits.isnan().any()):
         raise DivergedError("the logits are NaN: the model diverged, nothing was measured")

@@ -74,9 +74,10 @@ def _weighed(measure: Measure, side: Literal["answers", "inside"], tests: int, p
     if low is not None and high is not None and low > high:
         low, high = high, low
     found = _found(measure.name, after - reference, gap, margin)
-    # Any network's features separate a class, more or less by its seed; how much by the seed, few networks do not show. Where a probe reads
-    # the original no better than these, the margin is of the samples alone, and there is nothing that could be left.
-    blind = networks < policy.seeds and measure.name.startswith(PROBE) and abs(gap) <= margin
+    # Any network's features separate a class, more or less by its seed, and networks that began from the same weights are read by each
+    # other's classifier; how much by the seed, few networks do not show. Where the original is read no better than these, the margin is of
+    # the samples alone, and there is nothing that could be left.
+    blind = networks < policy.seeds and (measure.name.startswith(PROBE) or measure.name == READ_BACK) and abs(gap) <= margin
     if blind or (found == "not distinguished" and (detectable is None or detectable > policy.detectable)):
         found = "no power"
     return Test(measure.name, side, before, after, reference, margin, left, low, high, detectable, found)
@@ -89,5 +90,5 @@ def _found(name: str, difference: float, gap: float, margin: float) -> Found:
         return "unlike" if difference > 0 else "not distinguished"
     if difference * gap > 0 and abs(gap) > margin:
         return "still there"
-    # Below chance, or beyond a reference that the original does not differ from.
-    return "driven away"
+    # Below chance, or beyond a reference that the original does not differ from: above it nothing was driven away.
+    return "driven away" if difference < 0 else "unlike"
