@@ -65,6 +65,9 @@ class Task:
         model = self._called("model")
         if not isinstance(model, nn.Module):
             raise InputError(ARGUMENT, f"model() of {self.path} must return a torch.nn.Module", shown(model))
+        if without := [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]:
+            rule = f"model() of {self.path} must return a network with weights, which those of the file replace"
+            raise InputError(ARGUMENT, rule, f"{without[0]} on the meta device")
         return model
 
     def fresh(self) -> nn.Module:
