@@ -21,7 +21,7 @@ from expunge.requests.settings import Settings, build_method, following, is_desc
 from expunge.requests.stored_mask import check_method
 from expunge.requests.sums_store import Store, check_fits
 from expunge.requests.task import Task, load_task
-from expunge.requests.weights import digest_of, load_weights, shared_names, weights_of
+from expunge.requests.weights import digest_of, frozen_digest, load_weights, shared_names, weights_of
 from expunge.runtime.modes import device_named
 from expunge.storage.documents import excerpt
 from expunge.validate import check_whole
@@ -57,6 +57,7 @@ class Prepared:
     device: torch.device
     replaced: str | None = None  # a line: another method than that of the earlier requests, whose edit it replaces
     summed: int | None = None  # samples over which passes are made for Fisher sums, where the others come from a store
+    frozen: str | None = None  # a digest of what the file of weights leaves out
 
     @property
     def forget(self) -> Data:
@@ -87,8 +88,9 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
         raise InputError("forget", "must leave samples to keep; where all are to be forgotten, delete the model", found)
     check_measurable(method, task)
     stored = load_weights(request.weights, task.model)
+    frozen, new = frozen_digest(task.model, stored), tuple(row for row in asked if row not in before)
     model = task.model.to(device)
-    prepared = Prepared(task, model, stored, method, settings, rows, tuple(row for row in asked if row not in before), earlier, device)
+    prepared = Prepared(task, model, stored, method, settings, rows, new, earlier, device, frozen=frozen)
     if store is not None:
         check_fits(store, task, model, check_method(method).kind)
     check_fitting(method, task, model, settings.batch_size)
@@ -97,6 +99,7 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
         _check_same(prepared, earlier)
         return replace(prepared, replaced=_replaced(prepared, earlier))
     task.check_order()
+    task.check_frozen(stored)
     return prepared
 
 
@@ -126,6 +129,10 @@ def _check_same(prepared: Prepared, earlier: State) -> None:
     if known not in (None, found) or prepared.task.rows.samples != earlier.receipt.samples:
         rule = f"train() must return the data of the requests in {earlier.folder}, in their order"
         raise MismatchError(f"task: {rule}; found {found or 'no digest'}")
+    if earlier.receipt.data.get("frozen") not in (None, prepared.frozen):
+        raise MismatchError(
+            f"task: model() must give what the file of weights leaves out the values that it had in {earlier.folder}; found others"
+        )
 
 
 def _replaced(prepared: Prepared, earlier: State) -> str | None:

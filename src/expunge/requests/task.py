@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +30,7 @@ from expunge.data.row_digests import row_digest
 from expunge.errors import InputError
 from expunge.requests.sources import import_anew, imported_files
 from expunge.requests.user_code import ARGUMENT, user_code
+from expunge.requests.weights import frozen_digest
 from expunge.runtime.modes import seeded
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
@@ -37,7 +38,7 @@ from expunge.validate import shown
 NEEDED = ("model", "train", "test")
 OPTIONAL = ("objective", "validation", "recipe", "keys")
 BATCH_SIZE = 128
-QUICK = 5.0  # seconds: a train() that takes no longer is called twice, at the first request
+QUICK = 5.0  # seconds: a train(), or model() with frozen weights, that takes no longer is called twice, at the first request
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,14 @@ class Task:
             return
         rule = f"train() of {self.path} must return the same samples in the same order each time, since a sample's id is its row"
         raise InputError(ARGUMENT, f"{rule}: sort what is listed, and seed generators of your own", "another order in a second call")
+
+    def check_frozen(self, stored: Collection[str]) -> None:
+        """Raise where model() gives other values, when it is called again, to what a file leaves out. Not where that takes long."""
+        known = frozen_digest(self.model, stored)
+        if known is None or self._seconds["model"] > QUICK or frozen_digest(self.fresh(), stored) == known:
+            return
+        rule = f"model() of {self.path} must give what the file of weights leaves out, as it is frozen, the same values each time"
+        raise InputError(ARGUMENT, f"{rule}: read them from a file, or seed what it draws", "other values in a second call")
 
     @property
     def dataset(self) -> Any:

@@ -26,7 +26,7 @@ from expunge.requests.sources import method_file
 from expunge.requests.stored_mask import check_method, draw_anew
 from expunge.requests.task import load_task
 from expunge.requests.undo import original_weights
-from expunge.requests.weights import digest_of, load_saved, read_weights, without_wrapper
+from expunge.requests.weights import digest_of, frozen_digest, load_saved, read_weights, without_wrapper
 from expunge.runtime.modes import device_named
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, read_json
@@ -145,6 +145,7 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     if not tensors.keys() <= own.keys() or any(tensors[name].shape != own[name].shape for name in tensors):
         yield Finding(False, "model(): another model than that of the receipt")
         return
+    yield from _frozen(frozen_digest(task.model, tensors), receipt)
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
@@ -156,6 +157,15 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     made = carry_out(prepared, lambda line: None, False)
     fits = made.weights_after == receipt.weights_after
     yield Finding(fits, "replayed: the same weights, to the bit" if fits else "replayed: other weights than those of the receipt")
+
+
+def _frozen(found: str | None, receipt: Receipt) -> Iterator[Finding]:
+    """What the file of weights leaves out, as beside adapters."""
+    known = receipt.data.get("frozen")
+    if known is None and found is not None:
+        yield Finding(True, "model(): what is frozen, not in receipts of this age", compared=False)
+    elif known is not None:
+        yield Finding(found == known, "model(): what is frozen, as in the receipt")
 
 
 def _sources(ours: Mapping[str, str], receipt: Receipt) -> Iterator[Finding]:

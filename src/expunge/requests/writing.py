@@ -77,6 +77,7 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
         measured |= {"goal_met": outcome.choice.goal_met, "missing": list(outcome.choice.missing)}
     if examine is not None:
         measured |= dict(examine(made, new))
+    data = {"train": prepared.task.data, "test": data_digest(prepared.task.test)}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_bytes(new / names.LOG, "".join(f"{line}\n" for line in (*lines, f"{now} ended")).encode(errors="replace"))
     write_json(new / names.RESULT, signature(names.COMMAND, [*os.listdir(new), RECEIPT, LEDGER, names.SIGNATURE]))
@@ -92,7 +93,7 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
         mask=file_digest(new / names.EDIT) if outcome.edit is not None else None,
         settings=file_digest(new / names.SETTINGS),
         method=str(settings["used"]),
-        data={"train": prepared.task.data, "test": data_digest(prepared.task.test)},
+        data=data | ({"frozen": prepared.frozen} if prepared.frozen is not None else {}),
         task=prepared.task.digest,
         code=this_code(device, threads),
         measured=parse_json(json.dumps(measured).encode()),
