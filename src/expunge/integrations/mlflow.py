@@ -13,13 +13,12 @@ from typing import Any
 from expunge.audit.report import Audit, load_audit
 from expunge.errors import InputError
 from expunge.outcome import Outcome, Record
-from expunge.requests.folder import OPENINGS, RECEIPT, State, misfits, read_state
+from expunge.requests.folder import AUDIT, OPENINGS, RECEIPT, State, misfits, read_state
 from expunge.requests.ledger import head
 from expunge.storage.codec import decode
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.folders import LITTER
 
-AUDIT = "audit.json"  # in the folder of a request
 AT_ONCE = 100  # what a server takes in one call, at least
 LONGEST = 500  # characters of a parameter, which every version takes
 Metrics = Mapping[str, float]

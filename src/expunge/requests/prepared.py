@@ -17,14 +17,13 @@ from expunge.methods import Method
 from expunge.requests.folder import State, read_state
 from expunge.requests.forget_sets import forget_rows
 from expunge.requests.measuring import check_fitting, check_measurable
-from expunge.requests.settings import Settings, build_method, following, is_described, written
+from expunge.requests.settings import Settings, build_method, check_numbers, following, is_described, written
 from expunge.requests.stored_mask import check_method
 from expunge.requests.sums_store import Store, check_fits
 from expunge.requests.task import Task, load_task
 from expunge.requests.weights import digest_of, frozen_digest, load_weights, shared_names, weights_of
 from expunge.runtime.modes import device_named
 from expunge.storage.documents import excerpt
-from expunge.validate import check_whole
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,7 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
     settings = following(request.settings, None if earlier is None else earlier.settings)
     settings = settings if store is None else settings_for(store, settings)
     device = device_named(settings.device)
-    check_whole("batch_size", settings.batch_size, minimum=1)
-    if settings.threads is not None:
-        check_whole("threads", settings.threads, minimum=1, maximum=1024)
+    check_numbers(settings)
     method = build_method(settings, task.recipe)
     asked = forget_rows(request.forget, task, request.column)
     before = set() if earlier is None else earlier.ids

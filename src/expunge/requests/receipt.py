@@ -96,7 +96,9 @@ class Receipt:
 
 def read_receipt(content: bytes, argument: str = RECEIPT) -> Receipt:
     try:
-        receipt = decode(Receipt, parse_json(content), "the receipt")
+        receipt: Receipt = decode(Receipt, parse_json(content), "the receipt")
+        if not {"train", "test"} <= receipt.data.keys():
+            raise ValueError("its data are train and test")
     except (ValueError, TypeError) as error:
         raise InputError(argument, f"must be a receipt of `expunge unlearn` ({excerpt(error)})") from error
     if receipt.content() != content:

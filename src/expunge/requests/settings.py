@@ -14,7 +14,7 @@ from expunge.methods.lookup import method_class
 from expunge.methods.readings import readings
 from expunge.training.schedules import replay
 from expunge.training.tuning import Tuning
-from expunge.validate import shown
+from expunge.validate import check_whole, shown
 
 CHOOSE = "choose"
 EPOCHS = 5  # of fine-tuning: the recipe's schedule, compressed
@@ -38,6 +38,14 @@ class Settings:
     """How stored sums that were used are grouped."""
     sums_threads: int | None = None
     """Those that the store was built with: its sums, and those of the samples taken from them, have no others."""
+
+
+def check_numbers(settings: Settings) -> None:
+    """Raise where a count is none that torch takes; more threads than these end the process."""
+    check_whole("batch_size", settings.batch_size, minimum=1)
+    for name in ("threads", "sums_threads"):
+        if (threads := getattr(settings, name)) is not None:
+            check_whole("threads", threads, minimum=1, maximum=1024)
 
 
 def following(settings: Settings, earlier: Settings | None) -> Settings:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,19 +19,22 @@ from expunge.requests.folder import check_new_file, ledger_at, misfits, read_ope
 from expunge.requests.grouping import group_rows
 from expunge.requests.ledger import LEDGER
 from expunge.requests.prepared import Prepared
-from expunge.requests.receipt import RECEIPT, Receipt, this_code
+from expunge.requests.receipt import LIMITS, RECEIPT, Receipt, this_code
 from expunge.requests.request import carry_out, summing_of
-from expunge.requests.settings import build_method
+from expunge.requests.settings import ADDRESS, build_method
 from expunge.requests.signing import check_signature
 from expunge.requests.sources import method_file
 from expunge.requests.stored_mask import check_method, draw_anew
 from expunge.requests.task import load_task
 from expunge.requests.undo import original_weights
 from expunge.requests.weights import digest_of, frozen_digest, load_saved, read_weights, without_wrapper
+from expunge.requests.writing import Made, measures
 from expunge.runtime.modes import device_named
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.files import write_json
+
+MEASURED = ("accuracies", "mean_losses", "goal_met", "missing")
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ def verify(
         content = receipt_at(path)
     except InputError:  # told above
         return
+    if content.does_not_prove != LIMITS:
+        yield Finding(True, f"does_not_prove of {RECEIPT}: in other words than this version's", compared=False)
     if not wrong and not alone:
         yield from _weights_of_folder(folder, content)
     if weights is not None:
@@ -157,6 +163,27 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str])
     made = carry_out(prepared, lambda line: None, False)
     fits = made.weights_after == receipt.weights_after
     yield Finding(fits, "replayed: the same weights, to the bit" if fits else "replayed: other weights than those of the receipt")
+    if fits:
+        yield from _replayed_words(made, receipt)
+
+
+def _replayed_words(made: Made, receipt: Receipt) -> Iterator[Finding]:
+    """What the receipt says of the same weights: the method, and what was measured but times and the audit."""
+    method = made.outcome.method if isinstance(made.outcome.method, str) else repr(made.outcome.method)
+    if ADDRESS.sub("", method) != ADDRESS.sub("", receipt.method):
+        yield Finding(False, f"replayed: by {excerpt(method, 100)}, and not by {excerpt(receipt.method, 100)}")
+    ours, theirs = measures(made), {name: receipt.measured.get(name) for name in MEASURED}
+    wrong = [name for name in MEASURED if _timeless(ours.get(name)) != _timeless(theirs[name])]
+    yield from (Finding(False, f"replayed: other {name.replace('_', ' ')} than those of the receipt") for name in wrong)
+    if not wrong:
+        yield Finding(True, "replayed: the same measures before and after")
+
+
+def _timeless(content: Any) -> Any:
+    """Without what differs each time."""
+    if isinstance(content, list):
+        return [_timeless(part) for part in content]
+    return {name: part for name, part in content.items() if name != "seconds"} if isinstance(content, dict) else content
 
 
 def _frozen(found: str | None, receipt: Receipt) -> Iterator[Finding]:

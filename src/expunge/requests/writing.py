@@ -70,11 +70,7 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
     write_bytes(new / names.OPENINGS, names.write_openings(openings))
     os.chmod(new / names.OPENINGS, 0o600)
     ledger = _kept(earlier, new)
-    measured = {"accuracies": [encode(record) for record in (outcome.history[0], outcome.history[-1])], "seconds": outcome.seconds}
-    if made.losses:
-        measured["mean_losses"] = encode(dict(made.losses))
-    if outcome.choice is not None:
-        measured |= {"goal_met": outcome.choice.goal_met, "missing": list(outcome.choice.missing)}
+    measured = measures(made)
     if examine is not None:
         measured |= dict(examine(made, new))
     data = {"train": prepared.task.data, "test": data_digest(prepared.task.test)}
@@ -106,6 +102,20 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
     if key is not None:
         sign(new, key)
     return receipt
+
+
+def measures(made: Made) -> dict[str, Any]:
+    """What the receipt says was measured, but for an audit, as JSON has it."""
+    outcome = made.outcome
+    measured: dict[str, Any] = {
+        "accuracies": [encode(record) for record in (outcome.history[0], outcome.history[-1])],
+        "seconds": outcome.seconds,
+    }
+    if made.losses:
+        measured["mean_losses"] = encode(dict(made.losses))
+    if outcome.choice is not None:
+        measured |= {"goal_met": outcome.choice.goal_met, "missing": list(outcome.choice.missing)}
+    return dict(parse_json(json.dumps(measured)))
 
 
 def _kept(earlier: State | None, new: Path) -> tuple[Entry, ...]:
