@@ -25,7 +25,7 @@ from expunge.requests.working import is_begun, kept_trainings, key_of, working
 from expunge.requests.writing import Examine, Made, write_folder
 from expunge.runtime.exits import described
 from expunge.storage.files import check_folder
-from expunge.storage.folders import remove, reserved
+from expunge.storage.folders import check_place, remove, reserved
 from expunge.unlearning import unlearn
 
 Say = Callable[[str], None]
@@ -69,9 +69,10 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
 
 
 def checked(request: Request) -> Prepared:
-    """All checks of a request and nothing else: key, store, task, weights, samples."""
+    """All checks of a request and nothing else: key, folder, store, task, weights, samples."""
     if request.sign is not None:
         private_key(request.sign)
+    check_place("out", request.out, names.COMMAND)
     with store_of(request) as store:
         prepared = prepare(request, store)
         if store is not None:
