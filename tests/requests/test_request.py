@@ -304,6 +304,17 @@ def test_a_folder_that_was_tampered_with_is_refused(name, tmp_path):
     assert contents(tmp_path) == before
 
 
+def test_a_folder_without_its_receipt_and_ledger_is_not_a_new_one(tmp_path):
+    """The ids of its earlier requests would be lost, and their samples remembered again."""
+    fulfil(request(tmp_path))
+    for name in ("receipt.json", "ledger.jsonl"):
+        (tmp_path / "out" / name).unlink()
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="out: must be as `expunge unlearn` left it; found receipt.json: must be in the folder"):
+        fulfil(request(tmp_path, "50"))
+    assert contents(tmp_path) == before
+
+
 def test_strange_files_in_the_folder_are_refused(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("dear")

@@ -18,7 +18,7 @@ from expunge.requests.weights import file_digest
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, parse_json, read_json, read_plain
 from expunge.storage.files import check_file
-from expunge.storage.folders import INSIDE, LITTER, RESULT
+from expunge.storage.folders import INSIDE, LITTER, RESULT, listed
 
 COMMAND = "requests"  # in result.json: what made the folder
 WEIGHTS, PATCH, EDIT = "weights.safetensors", "patch.safetensors", "edit.safetensors"
@@ -69,8 +69,8 @@ def check_new_file(out: str | os.PathLike[str]) -> None:
 
 
 def read_state(folder: Path) -> State | None:
-    """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed."""
-    if not (folder / RECEIPT).exists() and not (folder / LEDGER).exists():
+    """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed, or removed."""
+    if not any((folder / name).exists() for name in (RECEIPT, LEDGER)) and not listed(folder, COMMAND):
         return None
     for what in misfits(folder, INSIDE):
         raise InputError("out", "must be as `expunge unlearn` left it", what)
