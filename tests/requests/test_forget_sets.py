@@ -174,3 +174,18 @@ def test_a_pickle_in_an_array_is_not_run(task, tmp_path):
     numpy.save(tmp_path / "ids.npy", numpy.array([{1: 2}], dtype=object), allow_pickle=True)
     with pytest.raises(InputError, match="no pickle"):
         forget_rows(str(tmp_path / "ids.npy"), task)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [(b"(3,)", b"(3,("), (b"(3,), }         ", b"(" + b"9" * 13 + b",), }")],
+    ids=["open", "huge"],
+)
+def test_a_numpy_file_whose_header_lies_is_refused(before, after, task, tmp_path):
+    """numpy raises a TokenError, a MemoryError."""
+    numpy.save(tmp_path / "ids.npy", numpy.array([7, 0, 3]))
+    content = (tmp_path / "ids.npy").read_bytes()
+    assert before in content
+    (tmp_path / "ids.npy").write_bytes(content.replace(before, after))
+    with pytest.raises(InputError, match="must be a .npy file of numbers, no pickle"):
+        forget_rows(str(tmp_path / "ids.npy"), task)
