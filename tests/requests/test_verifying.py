@@ -176,7 +176,7 @@ def test_a_proof_of_one_id(made, tmp_path):
         proof = prove(made / "out", number, tmp_path / f"proof-{number}.json")
         assert wrong(receipt, proof=proof) == [] and json.loads(proof.read_bytes())["request"] == request_number
     content = json.loads(proof.read_bytes())
-    for change in ({"id": 14}, {"request": 1}, {"salt": "zz"}, {"beside": []}, {"request": 9}, {"more": 1}):
+    for change in ({"id": 14}, {"request": 1}, {"request": 2.0}, {"salt": "zz"}, {"beside": []}, {"request": 9}, {"more": 1}):
         (tmp_path / "proof.json").write_text(json.dumps(content | change))
         assert len(wrong(receipt, proof=tmp_path / "proof.json")) == 1, change
     handed = tmp_path / "handed"
@@ -201,6 +201,11 @@ def test_a_proof_of_one_id(made, tmp_path):
         prove(made / "out", 12, tmp_path / "twelve.json")
     with pytest.raises(InputError, match="proof: must be a file that `expunge prove` wrote; found "):
         wrong(receipt, proof=tmp_path / "nowhere.json")
+
+
+def test_a_proof_may_lie_in_the_folder_when_the_edit_is_replayed(copy):
+    proof = shutil.move(prove(copy / "out", 13, copy / "proof.json"), copy / "out" / "proof.json")
+    assert wrong(copy / "out" / "receipt.json", task=copy / "mytask.py", proof=proof) == []
 
 
 def test_a_proof_needs_none_of_the_files_that_a_final_request_deletes(copy, tmp_path):

@@ -68,11 +68,14 @@ def check_new_file(out: str | os.PathLike[str]) -> None:
         raise InputError("out", "must not be in a folder of requests, which holds the files of its receipt alone", os.fspath(out))
 
 
-def read_state(folder: Path) -> State | None:
-    """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed, or removed."""
+def read_state(folder: Path, others: Collection[str] = ()) -> State | None:
+    """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed, or removed.
+
+    `others` may be in the folder too.
+    """
     if not any((folder / name).exists() for name in (RECEIPT, LEDGER)) and not listed(folder, COMMAND):
         return None
-    for what in misfits(folder, INSIDE):
+    for what in misfits(folder, {*INSIDE, *others}):
         raise InputError("out", "must be as `expunge unlearn` left it", what)
     openings = _openings(folder / OPENINGS) if (folder / OPENINGS).exists() else None
     return State(folder, receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER), openings, *settings_at(folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from expunge.requests.undo import original_weights
 from expunge.requests.weights import digest_of, frozen_digest, load_saved, read_weights, without_wrapper
 from expunge.requests.writing import Made, measures
 from expunge.runtime.modes import device_named
-from expunge.storage.codec import decode, encode
+from expunge.storage.codec import Count, decode, encode
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.files import write_json
 
@@ -87,7 +87,7 @@ def verify(
     if proof is not None:
         yield _proof(Path(proof), folder)
     if task is not None and not wrong:
-        yield from _replayed(folder, content, task)
+        yield from _replayed(folder, content, task, beside)
 
 
 def _is_alone(path: Path) -> bool:
@@ -121,12 +121,12 @@ def _given_weights(path: Path, folder: Path, receipt: Receipt) -> Finding:
     return Finding(False, f"{path}: neither the weights after nor those before")
 
 
-def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str]) -> Iterator[Finding]:
-    """The same edit once more, from the original weights, compared to the bit."""
+def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str], beside: Collection[str]) -> Iterator[Finding]:
+    """The same edit once more, from the original weights, compared to the bit; files `beside` those of the folder may be there."""
     if not (folder / names.OPENINGS).is_file():
         yield Finding(False, f"{names.OPENINGS}: is missing, so that nobody can tell which samples to replay with")
         return
-    task, state = load_task(task_file), read_state(folder)
+    task, state = load_task(task_file), read_state(folder, beside)
     assert state is not None
     yield Finding(task.digest == receipt.task, f"{task_file}: the task file of the receipt")
     yield from _sources({**task.sources, **method_file(state.settings.method)}, receipt)
@@ -232,10 +232,10 @@ def _proof(path: Path, folder: Path) -> Finding:
         return Finding(False, f"{path}: cannot be checked without the ledger ({error})")
     try:
         content = read_json(path)
-        number = content.pop("request")
-        proof = decode(Inclusion, content, "the proof")
-        entry = next(entry for entry in ledger if entry.number == number)
-        fits = proof.root() == entry.commitments and proof.leaves == entry.samples
-    except (ValueError, TypeError, KeyError, AttributeError, StopIteration) as error:
+        number: int = decode(Count, content.pop("request"), "request")
+        proof: Inclusion = decode(Inclusion, content, "the proof")
+        roots = {entry.number: (entry.commitments, entry.samples) for entry in ledger}
+        fits = roots.get(number) == (proof.root(), proof.leaves)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         return Finding(False, f"{path}: is no proof of an id ({excerpt(error)})")
     return Finding(fits, f"{path}: sample {proof.id} is among those of request {number}" if fits else f"{path}: leads to another ledger")
