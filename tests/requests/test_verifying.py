@@ -7,13 +7,14 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from expunge.errors import InputError
 from expunge.requests.canonical import canonical
 from expunge.requests.folder import misfits
 from expunge.requests.request import fulfil
 from expunge.requests.settings import Settings
+from expunge.requests.task import load_task
 from expunge.requests.undo import undo
 from expunge.requests.verifying import prove, verify
 from tests.requests.small import TASK, request, write_task
@@ -134,6 +135,22 @@ def test_weights_are_named_for_what_they_are(made, tmp_path):
     assert wrong(receipt, made / "model.safetensors")[0].endswith("the weights before, with what was to be forgotten")
     save_file({name: value * 0 for name, value in load_file(made / "model.safetensors").items()}, tmp_path / "other.safetensors")
     assert wrong(receipt, tmp_path / "other.safetensors")[0].endswith("neither the weights after nor those before")
+
+
+def test_tied_weights_are_told_by_a_receipt_alone(tmp_path):
+    """Its folder's file, which says what is tied, need not have been handed on: the file that is given says so, too."""
+    tied = (
+        "    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 4))\n    model[2].weight = model[0].weight\n"
+    )
+    text = f"{TASK}\ndef model():\n{tied}    return model\n"
+    write_task(tmp_path, text)
+    save_model(load_task(tmp_path / "mytask.py").model, tmp_path / "model.safetensors")
+    fulfil(request(tmp_path))
+    (tmp_path / "handed").mkdir()
+    for name in ("receipt.json", "ledger.jsonl"):
+        shutil.copy(tmp_path / "out" / name, tmp_path / "handed")
+    proof = prove(tmp_path / "out", 5, tmp_path / "proof.json")
+    assert wrong(tmp_path / "handed" / "receipt.json", tmp_path / "out" / "weights.safetensors", proof=proof) == []
 
 
 def test_a_task_with_other_data_does_not_fit(copy):

@@ -27,7 +27,7 @@ from expunge.requests.sources import method_file
 from expunge.requests.stored_mask import check_method, draw_anew
 from expunge.requests.task import load_task
 from expunge.requests.undo import original_weights
-from expunge.requests.weights import digest_of, frozen_digest, load_saved, read_weights, without_wrapper
+from expunge.requests.weights import Tensors, digest_of, frozen_digest, load_saved, read_weights, without_wrapper
 from expunge.requests.writing import Made, measures
 from expunge.runtime.modes import device_named
 from expunge.storage.codec import Count, decode, encode
@@ -109,16 +109,22 @@ def _weights_of_folder(folder: Path, receipt: Receipt) -> Iterator[Finding]:
 
 
 def _given_weights(path: Path, folder: Path, receipt: Receipt) -> Finding:
-    try:
-        own, shared = load_saved(folder / names.WEIGHTS)
-    except (ExpungeError, OSError):
-        own, shared = {}, {}
-    found = digest_of(without_wrapper(read_weights(path), own), shared)
+    stored = read_weights(path)
+    own, shared = _as_saved(folder / names.WEIGHTS) or _as_saved(path) or (stored, {})
+    found = digest_of(without_wrapper(stored, own), shared)
     if found == receipt.weights_after:
         return Finding(True, f"{path}: the weights after")
     if found == receipt.weights_before:
         return Finding(False, f"{path}: the weights before, with what was to be forgotten")
     return Finding(False, f"{path}: neither the weights after nor those before")
+
+
+def _as_saved(path: Path) -> tuple[Tensors, dict[str, str]] | None:
+    """None where it is no file that `expunge unlearn` wrote, or a receipt was handed on without it."""
+    try:
+        return load_saved(path)
+    except (ExpungeError, OSError):
+        return None
 
 
 def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str], beside: Collection[str]) -> Iterator[Finding]:
