@@ -73,6 +73,7 @@ def test_a_file_that_fails_is_told_on_one_line(text, told, tmp_path):
     [
         ("return nn.Sequential", "return nn.Sequential, ", "model", "model() of"),
         ("return nn.Sequential", "with torch.device('meta'): return nn.Sequential", "model", "0.weight on the meta device"),
+        ("nn.Linear(6, 16)", "nn.LazyLinear(16)", "model", "0.weight without a shape (lazy)"),
         ("points(120, 1)", "iter(points(120, 1))", "train", "must return a dataset"),
         ("points(120, 1)", "'data'", "train", "must return a dataset"),
         ("points(120, 1)", "[]", "train", "with a length of at least 1"),

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.data import DataLoader, IterableDataset
 
 from expunge.data.batches import Data, as_batches
@@ -66,9 +67,10 @@ class Task:
         model = self._called("model")
         if not isinstance(model, nn.Module):
             raise InputError(ARGUMENT, f"model() of {self.path} must return a torch.nn.Module", shown(model))
-        if without := [name for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_meta]:
-            rule = f"model() of {self.path} must return a network with weights, which those of the file replace"
-            raise InputError(ARGUMENT, rule, f"{without[0]} on the meta device")
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.is_meta or isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+                rule = f"model() of {self.path} must return a network with weights, which those of the file replace"
+                raise InputError(ARGUMENT, rule, f"{name} {'on the meta device' if tensor.is_meta else 'without a shape (lazy)'}")
         return model
 
     def fresh(self) -> nn.Module:
