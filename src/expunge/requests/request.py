@@ -16,7 +16,7 @@ from expunge.requests import folder as names
 from expunge.requests.measuring import has_labels, mean_losses
 from expunge.requests.prepared import Prepared, Request, prepare
 from expunge.requests.receipt import Receipt
-from expunge.requests.signing import private_key
+from expunge.requests.signing import private_key, sign_later
 from expunge.requests.stored_mask import Drawn, StoredMask, check_method, draw, dropped_rows, samples_to_sum, take_out
 from expunge.requests.summing import Summing
 from expunge.requests.sums_store import Store, opened
@@ -46,6 +46,8 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
             say(f"all {len(prepared.rows)} samples were forgotten before; nothing to do")
             if store is not None and len(store.header.dropped) < len(prepared.earlier.ledger):  # killed before
                 take_out(store, drawn_from(store, prepared), [entry.commitments for entry in prepared.earlier.ledger])
+            if request.sign is not None:
+                sign_later(place.folder, place.new, request.sign)
             remove(place.work)  # killed before
             return prepared.earlier.receipt
         log = _Log(say)
