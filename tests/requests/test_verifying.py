@@ -216,6 +216,10 @@ def test_a_proof_of_one_id(made, tmp_path):
     assert "weights.safetensors: is missing" in wrong(handed / "receipt.json", proof=handed / "proof.json")
     with pytest.raises(InputError, match="id: must be of a sample that was forgotten; found 12"):
         prove(made / "out", 12, tmp_path / "twelve.json")
+    for strange in (5.0, "5", True):
+        with pytest.raises(InputError, match="id: must be of a sample that was forgotten; found "):
+            prove(made / "out", strange, tmp_path / "strange.json")
+    assert wrong(receipt, proof=prove(made / "out", torch.tensor([5]).numpy()[0], tmp_path / "five.json")) == []
     with pytest.raises(InputError, match="proof: must be a file that `expunge prove` wrote; found "):
         wrong(receipt, proof=tmp_path / "nowhere.json")
 

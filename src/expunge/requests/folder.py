@@ -13,7 +13,7 @@ from expunge.requests.canonical import canonical, digest
 from expunge.requests.commitments import KEY, Opening
 from expunge.requests.ledger import LEDGER, Entry, read_ledger
 from expunge.requests.receipt import RECEIPT, Receipt, read_receipt
-from expunge.requests.settings import Settings, check_numbers
+from expunge.requests.settings import Settings, check_settings
 from expunge.requests.weights import file_digest
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, parse_json, read_json, read_plain
@@ -102,7 +102,7 @@ def settings_at(folder: Path) -> tuple[Settings, Mapping[str, Any]]:
 def _settings(path: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
-        check_numbers(decode(Settings, {name: content[name] for name in NAMES}))
+        check_settings(decode(Settings, {name: content[name] for name in NAMES}))
         if not isinstance(content["built"]["repr"], str) or not isinstance(content["used"], str):
             raise ValueError("a method must be described in words")
         return dict(content)

@@ -18,6 +18,7 @@ from expunge.data.batches import as_batches
 from expunge.errors import InputError, naming
 from expunge.requests.task import BATCH_SIZE, Task
 from expunge.storage.documents import excerpt, read_plain
+from expunge.validate import shown
 
 ARGUMENT = "forget"
 RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -66,6 +67,8 @@ def labels_of(task: Task) -> Tensor | None:
 
 
 def _rows(spec: str, task: Task, column: str | None) -> Sequence[int]:
+    if not isinstance(spec, str):
+        raise InputError(ARGUMENT, f"must be a text: {FORMS}", shown(spec))
     kind, _, value = spec.partition("=")
     if column is not None and not spec.lower().endswith(".csv"):
         raise InputError("column", "is for a .csv file of ids", column)

@@ -17,7 +17,7 @@ from expunge.methods import Method
 from expunge.requests.folder import State, read_state
 from expunge.requests.forget_sets import forget_rows
 from expunge.requests.measuring import check_fitting, check_measurable
-from expunge.requests.settings import Settings, build_method, check_numbers, following, is_described, written
+from expunge.requests.settings import Settings, build_method, check_settings, following, is_described, written
 from expunge.requests.stored_mask import check_method
 from expunge.requests.sums_store import Store, check_fits
 from expunge.requests.task import Task, load_task
@@ -71,11 +71,11 @@ class Prepared:
 
 def prepare(request: Request, store: Store | None = None) -> Prepared:
     """Check all of a request; raises where it cannot be carried out."""
+    check_settings(request.settings)
     task, earlier = load_task(request.task), read_state(Path(request.out))
     settings = following(request.settings, None if earlier is None else earlier.settings)
-    settings = settings if store is None else settings_for(store, settings)
+    settings = replace(settings, sums=None, sums_threads=None) if store is None else settings_for(store, settings)
     device = device_named(settings.device)
-    check_numbers(settings)
     method = build_method(settings, task.recipe)
     asked = forget_rows(request.forget, task, request.column)
     before = set() if earlier is None else earlier.ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -225,9 +226,10 @@ def _other_code(receipt: Receipt, device: torch.device) -> Iterator[str]:
 def prove(folder: str | os.PathLike[str], number: int, out: str | os.PathLike[str]) -> Path:
     """Write a proof that an id was forgotten, which shows no other id; `verify(..., proof=...)` checks it."""
     check_new_file(out)
+    row = number if isinstance(number, Integral) and not isinstance(number, bool) else None
     for entry, opening in read_openings(Path(folder)):
-        if number in opening.ids:
-            return write_json(out, {"request": entry.number} | encode(inclusion(number, opening.salts())))
+        if row is not None and int(row) in opening.ids:
+            return write_json(out, {"request": entry.number} | encode(inclusion(int(row), opening.salts())))
     raise InputError("id", "must be of a sample that was forgotten", number)
 
 
