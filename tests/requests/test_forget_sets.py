@@ -63,6 +63,14 @@ def test_keys_that_nobody_has(text, spec, told, tmp_path, monkeypatch):
     assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
 
 
+def test_spellings_of_a_key_that_look_the_same_are_one(tmp_path):
+    """Else some samples of a person are forgotten, and nobody hears of the others."""
+    spelled = ["4711", "4711 ", "M\u00fcller", "Mu\u0308ller\t"]
+    task = load_task(write_task(tmp_path, TASK + f"\ndef keys():\n    return {spelled} + ['other'] * 116\n"))
+    assert forget_rows("key=4711", task) == (0, 1)
+    assert forget_rows("key=M\u00fcller", task) == forget_rows("key=Mu\u0308ller", task) == (2, 3)
+
+
 def test_keys_of_arrays_are_taken(tmp_path):
     task = load_task(write_task(tmp_path, TASK + "\ndef keys():\n    return torch.arange(120) // 4\n"))
     assert forget_rows("key=2,0", task) == (0, 1, 2, 3, 8, 9, 10, 11)

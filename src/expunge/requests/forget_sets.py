@@ -16,7 +16,7 @@ from torch import Tensor
 
 from expunge.data.batches import as_batches
 from expunge.errors import InputError, naming
-from expunge.requests.task import BATCH_SIZE, Task
+from expunge.requests.task import BATCH_SIZE, Task, plain_key
 from expunge.storage.documents import excerpt, read_plain
 from expunge.validate import shown
 
@@ -156,7 +156,7 @@ def _chosen(name: str, task: Task) -> list[int]:
 
 
 def _of_keys(wanted: Sequence[str], task: Task) -> list[int]:
-    asked = Counter(key.strip() for key in wanted)
+    asked = Counter(map(plain_key, wanted))
     if not all(asked):
         raise InputError(ARGUMENT, "key= must be followed by keys of the training data, such as key=4711", "an empty one")
     if repeated := [key for key, times in asked.items() if times > 1]:

@@ -8,6 +8,7 @@ import inspect
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -99,12 +100,12 @@ class Task:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The key of every training sample, as text."""
+        """The key of every training sample, as `plain_key` has it."""
         if not hasattr(self.module, "keys"):
             raise InputError("forget", f"key= needs a function keys() in {self.path}, which returns the key of every training sample")
         keys = self._called("keys")
         try:
-            listed = [str(key) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]
+            listed = [plain_key(str(key)) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]
         except TypeError as error:
             raise InputError(
                 ARGUMENT, f"keys() of {self.path} must return a list with an entry per training sample", shown(keys)
@@ -198,6 +199,11 @@ class Task:
             yield
         except InputError as error:
             raise InputError(ARGUMENT, f"{name}() of {self.path}: {error.rule}", error.found) from error
+
+
+def plain_key(key: str) -> str:
+    """Without blanks around it, and with accents as one character (NFC): two spellings that nobody can tell apart are one person's."""
+    return unicodedata.normalize("NFC", key.strip())
 
 
 def load_task(path: str | os.PathLike[str]) -> Task:
