@@ -105,6 +105,12 @@ def test_settings_that_are_none_are_one_line(settings, copy):
     assert any("settings.json: must hold the settings of a request (" in line for line in told(copy, task=True))
 
 
+def test_a_device_that_is_not_here_is_told(copy):
+    code = json.loads((copy / "out" / "receipt.json").read_bytes())["code"]
+    forge(copy / "out", {"device": "cuda:99"}, code=code | {"device": "cuda:99"})
+    assert told(copy, task=True) == ["not compared: replayed: it was made on cuda:99, which is not here"]
+
+
 def test_data_that_are_not_named_are_one_line(copy):
     receipt = json.loads((copy / "out" / "receipt.json").read_bytes())
     (copy / "out" / "receipt.json").write_bytes(canonical(receipt | {"data": {}}))

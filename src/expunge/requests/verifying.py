@@ -151,7 +151,11 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str],
         yield Finding(False, f"train(): has {task.rows.samples} samples, not {receipt.samples}")
         return
     settings = state.settings
-    device = device_named(settings.device)
+    try:
+        device = device_named(settings.device)
+    except InputError:
+        yield Finding(True, f"replayed: it was made on {excerpt(settings.device, 40)}, which is not here", compared=False)
+        return
     yield from (Finding(False, f"{what}; the weights may differ for that alone") for what in _other_code(receipt, device))
     tensors, shared = original_weights(folder)
     own = task.model.state_dict(keep_vars=True)
