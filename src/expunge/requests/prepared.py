@@ -123,7 +123,7 @@ def _check_same(prepared: Prepared, earlier: State) -> None:
     if digest_of(weights_of(prepared.model, prepared.stored), shared) != earlier.receipt.weights_before:
         raise MismatchError(f"weights: must be the original ones, which the requests in {earlier.folder} began with")
     known, found = earlier.receipt.data["train"], prepared.task.data
-    if known not in (None, found) or prepared.task.rows.samples != earlier.receipt.samples:
+    if (known is not None and not prepared.task.is_data(known)) or prepared.task.rows.samples != earlier.receipt.samples:
         rule = f"train() must return the data of the requests in {earlier.folder}, in their order"
         raise MismatchError(f"task: {rule}; found {found or 'no digest'}")
     if earlier.receipt.data.get("frozen") not in (None, prepared.frozen):

@@ -28,7 +28,7 @@ from expunge.data.digest import data_digest
 from expunge.data.indices import size_of
 from expunge.data.objective import Objective
 from expunge.data.parting import Cuttable, cuttable
-from expunge.data.row_digests import row_digest
+from expunge.data.row_digests import is_of_rows, row_digest
 from expunge.errors import InputError
 from expunge.requests.sources import import_anew, imported_files
 from expunge.requests.user_code import ARGUMENT, user_code
@@ -130,7 +130,20 @@ class Task:
     def data(self) -> str | None:
         """The training data by a digest, of their tensors or else of some samples; None where reading them twice gives other targets."""
         with self._naming("train"):
-            return data_digest(self.train) or row_digest(self.rows, self.objective.targets, "train")
+            return data_digest(as_dataset(self.train, "train")) or self._row_digest
+
+    @cached_property
+    def _row_digest(self) -> str | None:
+        return row_digest(self.rows, self.objective.targets, "train")
+
+    def is_data(self, known: str | None) -> bool:
+        """Whether a digest that was noted before is of these data; that of (x, y) was by some samples in earlier versions."""
+        return known == self.data or (known is not None and is_of_rows(known) and known == self._row_digest)
+
+    @cached_property
+    def test_data(self) -> str | None:
+        """The test data by a digest of their tensors; None where they show none."""
+        return data_digest(as_dataset(self.test, "test"))
 
     def check_order(self) -> None:
         """Raise where train() returns other samples, or another order, when it is called again. Not where that takes long."""

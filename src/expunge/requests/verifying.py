@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from expunge.data.digest import data_digest
 from expunge.data.row_digests import SPREAD, is_of_rows
 from expunge.errors import ExpungeError, InputError
 from expunge.requests import folder as names
@@ -137,13 +136,15 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str],
     assert state is not None
     yield Finding(task.digest == receipt.task, f"{task_file}: the task file of the receipt")
     yield from _sources({**task.sources, **method_file(state.settings.method)}, receipt)
-    for name, digest in (("train", task.data), ("test", data_digest(task.test))):
+    for name, data, digest in (("train", task.train, task.data), ("test", task.test, task.test_data)):
         known = receipt.data[name]
-        if digest is None or (known is None and is_of_rows(digest)):  # receipts of an earlier version have none of rows
+        if (
+            digest is None or (known is None and type(data) is tuple) or (known is None and is_of_rows(digest))
+        ):  # receipts of an earlier version have none of rows
             yield Finding(known is None, f"{name}(): data without a digest", compared=False)
-        elif is_of_rows(digest):
+        elif is_of_rows(known or digest):
             yield Finding(
-                digest == known, f"{name}(): the data of the receipt, by {min(SPREAD, task.rows.samples)} samples spread over them"
+                task.is_data(known), f"{name}(): the data of the receipt, by {min(SPREAD, task.rows.samples)} samples spread over them"
             )
         else:
             yield Finding(digest == known, f"{name}(): the data of the receipt")

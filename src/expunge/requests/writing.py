@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from expunge.data.digest import data_digest
 from expunge.editing.patches import Patch
 from expunge.outcome import Outcome
 from expunge.requests import folder as names
@@ -73,7 +72,7 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
     measured = measures(made)
     if examine is not None:
         measured |= dict(examine(made, new))
-    data = {"train": prepared.task.data, "test": data_digest(prepared.task.test)}
+    data = {"train": prepared.task.data, "test": prepared.task.test_data}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_bytes(new / names.LOG, "".join(f"{line}\n" for line in (*lines, f"{now} ended")).encode(errors="replace"))
     write_json(new / names.RESULT, signature(names.COMMAND, [*os.listdir(new), RECEIPT, LEDGER, names.SIGNATURE]))
