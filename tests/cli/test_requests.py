@@ -80,6 +80,18 @@ def test_a_dry_run_checks_all_that_a_run_would(option, here, capsys):
     assert told[0] == told[1] and told[0].startswith(f"expunge: {option}: ")
 
 
+@pytest.mark.parametrize("name", ["thesis.txt", "result.json"])
+def test_a_dry_run_refuses_a_folder_that_holds_something_else(name, here, capsys):
+    (here / "out").mkdir()
+    (here / "out" / name).write_text('{"command": "audit", "files": []}')
+    told = []
+    for more in ([], ["--dry-run"]):
+        assert cli.main(["unlearn", *ASKED, "--forget", "label=2", *more]) == 2
+        told.append(capsys.readouterr().err)
+    assert told[0] == told[1] and told[0].startswith("expunge: out: must be a folder that is new, empty, or holds an earlier result")
+    assert os.listdir(here / "out") == [name]
+
+
 def test_a_dry_run_writes_nothing(here, capsys):
     before = sorted(os.listdir(here))
     assert cli.main(["unlearn", *ASKED, "--forget", "label=2", "--dry-run"]) == 0

@@ -9,7 +9,7 @@ import torch
 
 import expunge
 from expunge.errors import InputError
-from expunge.integrations.mlflow import LogEpochs, log_audit, log_outcome, log_request
+from expunge.integrations.mlflow import LogEpochs, check_run, log_audit, log_outcome, log_request
 from expunge.report.request_audit import auditing
 from expunge.requests.request import fulfil
 from expunge.requests.settings import Settings
@@ -81,6 +81,31 @@ def test_a_folder_that_was_changed_is_not_logged(client, tmp_path):
     with pytest.raises(InputError, match="folder: must be as `expunge unlearn` left it; found no receipt.json"):
         log_request(tmp_path)
     assert client.search_runs(["0"]) == []
+
+
+@pytest.mark.parametrize("leave_out", ["patch.safetensors", ("patch.safetensor",)])
+def test_a_file_to_leave_out_that_is_none_is_refused(leave_out, client, tmp_path):
+    """A comma that is missing, or a slip: the patch, which leads back to the original weights, would be logged."""
+    fulfil(request(tmp_path))
+    with pytest.raises(InputError, match="leave_out: must be names of files of the folder"):
+        log_request(tmp_path / "out", leave_out=leave_out)
+    assert client.search_runs(["0"]) == []
+    log_request(tmp_path / "out", leave_out=("patch.safetensors", "edit.safetensors"))
+
+
+def test_a_run_is_looked_up_before_the_work(client, tmp_path, monkeypatch):
+    with mlflow.start_run() as run:
+        pass
+    client.delete_run(run.info.run_id)
+    with pytest.raises(InputError, match=f"mlflow: must be a run that can be written; found {run.info.run_id}, which is deleted"):
+        check_run(run.info.run_id)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'new'}")
+    check_run(None)
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(InputError, match="mlflow: must take what is logged; found .*127.0.0.1"):
+        check_run(None)
 
 
 def test_a_run_that_is_not_there_is_one_line(tmp_path):

@@ -150,6 +150,11 @@ def test_of_adapters_what_is_trained_is_kept(tmp_path):
     trained(tmp_path, task, KeepForRequests(tmp_path / "kept", tmp_path / "mytask.py"), model)
     kept = load_file(tmp_path / "kept" / "weights.safetensors")
     assert {*kept} == {name for name, parameter in model.named_parameters() if parameter.requires_grad} < {*model.state_dict()}
+    text = (tmp_path / "mytask.py").read_text()
+    (tmp_path / "mytask.py").write_text(text.replace("manual_seed(7)", "manual_seed(8)"))
+    with pytest.raises(MismatchError, match=r"task: model\(\) of .* must give what is frozen the values that it has in the training"):
+        trained(tmp_path, task, KeepForRequests(tmp_path / "other", tmp_path / "mytask.py"), model)
+    (tmp_path / "mytask.py").write_text(text)
     asked = Request(tmp_path / "mytask.py", tmp_path / "kept" / "weights.safetensors", "label=1", tmp_path / "out")
     receipt = fulfil(Request(**vars(asked) | {"settings": Settings("finetune", threads=1)}))
     assert receipt.sources.keys() == {"bert.py"} and receipt.weights_after != receipt.weights_before
@@ -161,6 +166,11 @@ def test_a_task_that_does_not_fit_is_told_before_the_training(tmp_path):
     for before, after, told in (
         ('"hidden_size": 16', '"hidden_size": 32', r"task: model\(\) of .*mytask.py must return the model that is trained; found "),
         ("loader(150, 0, shuffle=True)", "loader(149, 0)", r"task: train\(\) of .* must return the training data, 150 samples; found 149"),
+        (
+            "arange(samples) %",
+            "arange(samples).flip(0) %",
+            r"task: train\(\) of .* must return the samples that are trained on, in their order",
+        ),
     ):
         path.write_text(text.replace(before, after))
         torch.manual_seed(0)

@@ -63,6 +63,14 @@ def test_keys_that_nobody_has(text, spec, told, tmp_path, monkeypatch):
     assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
 
 
+def test_spellings_of_a_key_that_look_the_same_are_one(tmp_path):
+    """Else some samples of a person are forgotten, and nobody hears of the others."""
+    spelled = ["4711", "4711 ", "M\u00fcller", "Mu\u0308ller\t"]
+    task = load_task(write_task(tmp_path, TASK + f"\ndef keys():\n    return {spelled} + ['other'] * 116\n"))
+    assert forget_rows("key=4711", task) == (0, 1)
+    assert forget_rows("key=M\u00fcller", task) == forget_rows("key=Mu\u0308ller", task) == (2, 3)
+
+
 def test_keys_of_arrays_are_taken(tmp_path):
     task = load_task(write_task(tmp_path, TASK + "\ndef keys():\n    return torch.arange(120) // 4\n"))
     assert forget_rows("key=2,0", task) == (0, 1, 2, 3, 8, 9, 10, 11)
@@ -173,4 +181,19 @@ def test_arrays_that_do_not_fit(array, told, task, tmp_path):
 def test_a_pickle_in_an_array_is_not_run(task, tmp_path):
     numpy.save(tmp_path / "ids.npy", numpy.array([{1: 2}], dtype=object), allow_pickle=True)
     with pytest.raises(InputError, match="no pickle"):
+        forget_rows(str(tmp_path / "ids.npy"), task)
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [(b"(3,)", b"(3,("), (b"(3,), }         ", b"(" + b"9" * 13 + b",), }")],
+    ids=["open", "huge"],
+)
+def test_a_numpy_file_whose_header_lies_is_refused(before, after, task, tmp_path):
+    """numpy raises a TokenError, a MemoryError."""
+    numpy.save(tmp_path / "ids.npy", numpy.array([7, 0, 3]))
+    content = (tmp_path / "ids.npy").read_bytes()
+    assert before in content
+    (tmp_path / "ids.npy").write_bytes(content.replace(before, after))
+    with pytest.raises(InputError, match="must be a .npy file of numbers, no pickle"):
         forget_rows(str(tmp_path / "ids.npy"), task)

@@ -3,9 +3,11 @@
 import pytest
 
 from expunge.cli import main
+from expunge.data.row_digests import row_digest
 from expunge.errors import InputError, MismatchError
 from expunge.requests import task as tasks
 from expunge.requests.request import checked, fulfil
+from expunge.requests.task import load_task
 from expunge.requests.verifying import verify
 from tests.requests.small import TASK, request, write_task
 
@@ -127,3 +129,29 @@ def test_a_sample_that_ends_the_program_is_an_error(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     assert main(["unlearn", "--task", "mytask.py", "--weights", "model.safetensors", "--out", "new", "--forget", "0-9", "--quiet"]) == 2
     assert "must not raise when it is used; found SystemExit: 0 (" in capsys.readouterr().err
+
+
+PAIR = TASK.replace("return points(120, 1)", "return points(120, 1).tensors").replace(
+    "return points(40, 2)", "return points(40, 2).tensors"
+)
+
+
+def test_data_given_as_x_and_y_are_compared_whole(tmp_path):
+    """Row 1 is none of the 64 that are compared of data which show no tensors."""
+    write_task(tmp_path, PAIR)
+    receipt = fulfil(request(tmp_path))
+    out, task = tmp_path / "out", tmp_path / "mytask.py"
+    assert all(finding.fits and finding.compared for finding in verify(out / "receipt.json", task=task))
+    other = "    x, y = points(120, 1).tensors\n    x[1] += 1\n    return x, y"
+    write_task(tmp_path, PAIR.replace("    return points(120, 1).tensors", other).replace("points(40, 2)", "points(40, 3)"))
+    with pytest.raises(MismatchError, match=r"train\(\) must return the data of the requests"):
+        fulfil(request(tmp_path, "50"))
+    wrong = [finding.line for finding in verify(out / "receipt.json", task=task) if not finding.fits]
+    assert {"train(): the data of the receipt", "test(): the data of the receipt"} <= {*wrong}
+    assert load_task(write_task(tmp_path, PAIR)).is_data(receipt.data["train"])
+
+
+def test_receipts_of_x_and_y_by_some_samples_are_still_of_these_data(tmp_path):
+    task = load_task(write_task(tmp_path, PAIR))
+    before = row_digest(task.rows, task.objective.targets, "train")
+    assert before != task.data and task.is_data(before) and not task.is_data(before[:-1]) and not task.is_data(None)

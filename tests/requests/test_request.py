@@ -247,6 +247,13 @@ def test_a_dry_run_reads_all_data_of_the_task(function, told, tmp_path):
         ({"settings": Settings(device="cuda:99")}, "device: must be one that torch finds"),
         ({"settings": Settings(batch_size=0)}, "batch_size: must be a whole number"),
         ({"settings": Settings(threads=0)}, "threads: must be a whole number"),
+        (
+            {"settings": Settings(device=torch.device("cpu"))},
+            "settings: must have fields of the types that Settings names; found device is",
+        ),
+        ({"settings": Settings("finetune", (1,))}, "settings: must have fields of the types that Settings names; found given is 1"),
+        ({"settings": {"method": "finetune"}}, "settings: must be requests.Settings, such as "),
+        ({"forget": [20, 21]}, "forget: must be a text: 0-99,200 or label=3 or "),
         ({"weights": "nowhere.safetensors"}, "weights: must be a file of weights"),
         ({"sign": "nowhere.pem"}, "sign: "),
     ],
@@ -259,6 +266,12 @@ def test_bad_input_is_one_line_and_changes_nothing(change, told, tmp_path):
         fulfil(replace(asked, **{"forget": "20-22"} | change))
     assert str(caught.value).startswith(told) and "\n" not in str(caught.value)
     assert contents(tmp_path) == before
+
+
+def test_settings_of_a_store_are_those_of_one_that_is_given(tmp_path):
+    """They are noted by it; without one a replay would look for its sums."""
+    fulfil(request(tmp_path, settings=Settings("finetune", threads=1, sums="class", sums_threads=1)))
+    assert all(finding.fits for finding in verify(tmp_path / "out" / "receipt.json", task=tmp_path / "mytask.py"))
 
 
 def test_samples_of_earlier_requests_and_all_others_are_refused(tmp_path):
@@ -300,6 +313,17 @@ def test_a_folder_that_was_tampered_with_is_refused(name, tmp_path):
     path.write_bytes(content)
     before = contents(tmp_path)
     with pytest.raises(InputError, match="out: must be as `expunge unlearn` left it; found "):
+        fulfil(request(tmp_path, "50"))
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_without_its_receipt_and_ledger_is_not_a_new_one(tmp_path):
+    """The ids of its earlier requests would be lost, and their samples remembered again."""
+    fulfil(request(tmp_path))
+    for name in ("receipt.json", "ledger.jsonl"):
+        (tmp_path / "out" / name).unlink()
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="out: must be as `expunge unlearn` left it; found receipt.json: must be in the folder"):
         fulfil(request(tmp_path, "50"))
     assert contents(tmp_path) == before
 

@@ -61,6 +61,24 @@ def test_signatures_of_earlier_receipts_are_kept(tmp_path):
     assert [finding.line for finding in verify(out / "receipt.json")] == ["receipt-1.sig: was changed since the receipt was written"]
 
 
+def test_a_request_that_was_made_before_is_signed(tmp_path):
+    """The same command with --sign: it said that all was done, and there was no signature."""
+    pytest.importorskip("cryptography")
+    out, key = tmp_path / "out", tmp_path / "key.pem"
+    write_keys(tmp_path, "ed25519")
+    fulfil(request(tmp_path))
+    before = (out / "receipt.json").read_bytes()
+    for _ in range(2):
+        fulfil(request(tmp_path, sign=key))
+        assert all(finding.fits for finding in verify(out / "receipt.json", key=tmp_path / "key.pub"))
+    write_keys(tmp_path, "ed25519")
+    with pytest.raises(InputError, match="sign: must be the key that receipt.json is signed by already"):
+        fulfil(request(tmp_path, sign=key))
+    assert (out / "receipt.json").read_bytes() == before
+    fulfil(request(tmp_path, "50"))
+    assert (out / "receipt-1.sig").exists() and all(finding.fits for finding in verify(out / "receipt.json"))
+
+
 @pytest.mark.parametrize("kind", ["ec", "nonsense"])
 def test_other_keys_are_refused_before_the_work(kind, tmp_path):
     pytest.importorskip("cryptography")

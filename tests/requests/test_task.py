@@ -1,12 +1,16 @@
 """Task files: what they must have, and one clear line for each that does not."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from expunge.errors import InputError
+from expunge.requests.request import fulfil
 from expunge.requests.task import load_task
-from tests.requests.small import TASK, write_task
+from tests.requests.small import TASK, request, write_task
 
 
 def test_a_task_has_a_model_data_and_settings(tmp_path):
@@ -68,6 +72,8 @@ def test_a_file_that_fails_is_told_on_one_line(text, told, tmp_path):
     "before, after, asked, told",
     [
         ("return nn.Sequential", "return nn.Sequential, ", "model", "model() of"),
+        ("return nn.Sequential", "with torch.device('meta'): return nn.Sequential", "model", "0.weight on the meta device"),
+        ("nn.Linear(6, 16)", "nn.LazyLinear(16)", "model", "0.weight without a shape (lazy)"),
         ("points(120, 1)", "iter(points(120, 1))", "train", "must return a dataset"),
         ("points(120, 1)", "'data'", "train", "must return a dataset"),
         ("points(120, 1)", "[]", "train", "with a length of at least 1"),
@@ -93,3 +99,18 @@ def test_a_task_must_be_a_python_file(path, tmp_path):
     (tmp_path / "notes.txt").write_text("model")
     with pytest.raises(InputError, match="must be a Python file"):
         load_task(tmp_path / path)
+
+
+@pytest.mark.parametrize("where", ["imported", "called"])
+def test_a_task_that_leaves_the_working_directory_is_refused(where, tmp_path, monkeypatch):
+    """A relative `out` would be another folder: the earlier requests in it were not seen, and replaced."""
+    fulfil(request(tmp_path, "0-9"))
+    goes, line = f"import os\nos.chdir({str(tmp_path.parent)!r})\n", "return points(120, 1)"
+    write_task(tmp_path, goes + TASK if where == "imported" else TASK.replace(line, goes.replace("\n", "\n    ") + line))
+    monkeypatch.chdir(tmp_path)
+    asked = replace(request(tmp_path, "11"), out="out")
+    with pytest.raises(InputError, match=r"must stay in the working directory, .* found it went to "):
+        fulfil(asked)
+    assert Path.cwd() == tmp_path
+    write_task(tmp_path)
+    assert fulfil(asked).number == 2

@@ -7,13 +7,14 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from expunge.errors import InputError
 from expunge.requests.canonical import canonical
 from expunge.requests.folder import misfits
 from expunge.requests.request import fulfil
 from expunge.requests.settings import Settings
+from expunge.requests.task import load_task
 from expunge.requests.undo import undo
 from expunge.requests.verifying import prove, verify
 from tests.requests.small import TASK, request, write_task
@@ -97,7 +98,10 @@ def test_all_of_it_fits_and_is_replayed(made):
     out = made / "out"
     findings = list(verify(out / "receipt.json", out / "weights.safetensors", made / "mytask.py"))
     assert all(finding.fits for finding in findings)
-    assert findings[-1].line == "replayed: the same weights, to the bit"
+    assert [finding.line for finding in findings[-2:]] == [
+        "replayed: the same weights, to the bit",
+        "replayed: the same measures before and after",
+    ]
 
 
 def test_a_method_that_is_chosen_and_trains_is_replayed(tmp_path):
@@ -131,6 +135,22 @@ def test_weights_are_named_for_what_they_are(made, tmp_path):
     assert wrong(receipt, made / "model.safetensors")[0].endswith("the weights before, with what was to be forgotten")
     save_file({name: value * 0 for name, value in load_file(made / "model.safetensors").items()}, tmp_path / "other.safetensors")
     assert wrong(receipt, tmp_path / "other.safetensors")[0].endswith("neither the weights after nor those before")
+
+
+def test_tied_weights_are_told_by_a_receipt_alone(tmp_path):
+    """Its folder's file, which says what is tied, need not have been handed on: the file that is given says so, too."""
+    tied = (
+        "    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 4))\n    model[2].weight = model[0].weight\n"
+    )
+    text = f"{TASK}\ndef model():\n{tied}    return model\n"
+    write_task(tmp_path, text)
+    save_model(load_task(tmp_path / "mytask.py").model, tmp_path / "model.safetensors")
+    fulfil(request(tmp_path))
+    (tmp_path / "handed").mkdir()
+    for name in ("receipt.json", "ledger.jsonl"):
+        shutil.copy(tmp_path / "out" / name, tmp_path / "handed")
+    proof = prove(tmp_path / "out", 5, tmp_path / "proof.json")
+    assert wrong(tmp_path / "handed" / "receipt.json", tmp_path / "out" / "weights.safetensors", proof=proof) == []
 
 
 def test_a_task_with_other_data_does_not_fit(copy):
@@ -173,7 +193,7 @@ def test_a_proof_of_one_id(made, tmp_path):
         proof = prove(made / "out", number, tmp_path / f"proof-{number}.json")
         assert wrong(receipt, proof=proof) == [] and json.loads(proof.read_bytes())["request"] == request_number
     content = json.loads(proof.read_bytes())
-    for change in ({"id": 14}, {"request": 1}, {"salt": "zz"}, {"beside": []}, {"request": 9}, {"more": 1}):
+    for change in ({"id": 14}, {"request": 1}, {"request": 2.0}, {"salt": "zz"}, {"beside": []}, {"request": 9}, {"more": 1}):
         (tmp_path / "proof.json").write_text(json.dumps(content | change))
         assert len(wrong(receipt, proof=tmp_path / "proof.json")) == 1, change
     handed = tmp_path / "handed"
@@ -196,8 +216,17 @@ def test_a_proof_of_one_id(made, tmp_path):
     assert "weights.safetensors: is missing" in wrong(handed / "receipt.json", proof=handed / "proof.json")
     with pytest.raises(InputError, match="id: must be of a sample that was forgotten; found 12"):
         prove(made / "out", 12, tmp_path / "twelve.json")
+    for strange in (5.0, "5", True):
+        with pytest.raises(InputError, match="id: must be of a sample that was forgotten; found "):
+            prove(made / "out", strange, tmp_path / "strange.json")
+    assert wrong(receipt, proof=prove(made / "out", torch.tensor([5]).numpy()[0], tmp_path / "five.json")) == []
     with pytest.raises(InputError, match="proof: must be a file that `expunge prove` wrote; found "):
         wrong(receipt, proof=tmp_path / "nowhere.json")
+
+
+def test_a_proof_may_lie_in_the_folder_when_the_edit_is_replayed(copy):
+    proof = shutil.move(prove(copy / "out", 13, copy / "proof.json"), copy / "out" / "proof.json")
+    assert wrong(copy / "out" / "receipt.json", task=copy / "mytask.py", proof=proof) == []
 
 
 def test_a_proof_needs_none_of_the_files_that_a_final_request_deletes(copy, tmp_path):

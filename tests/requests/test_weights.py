@@ -1,6 +1,7 @@
 """Weights of a user's file: loaded whole or not at all, no code run, tied weights and adapters as they are."""
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from expunge.errors import InputError, MismatchError
+from expunge.requests.request import fulfil
+from expunge.requests.settings import Settings
+from expunge.requests.task import load_task
+from expunge.requests.verifying import verify
 from expunge.requests.weights import digest_of, load_saved, load_weights, save_weights, shared_names, weights_of
+from tests.requests.small import TASK, request, write_task
 
 
 class Tied(nn.Module):
@@ -153,3 +159,27 @@ def test_a_pickle_of_anything_but_tensors_is_refused(content, tmp_path):
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match="must be a file of weights"):
         load_weights(tmp_path / "w.safetensors", network())
+
+
+SEED = "torch.manual_seed(7)"
+DRAWN = f"def model():\n    {SEED}\n    return nn.Sequential(nn.Linear(6, 16).requires_grad_(False), nn.ReLU(), nn.Linear(16, 4))\n"
+
+
+def test_what_a_file_leaves_out_must_be_the_same_each_time(tmp_path):
+    """Else every request, and the replay, would begin with another network."""
+    write_task(tmp_path, f"{TASK}\n{DRAWN}")
+    weights = load_task(tmp_path / "mytask.py").model.state_dict()
+    save_file({name: weights[name] for name in ("2.weight", "2.bias")}, tmp_path / "model.safetensors")
+    asked = request(tmp_path, settings=Settings("finetune", threads=1))
+    receipt = fulfil(asked)
+    assert [finding for finding in verify(tmp_path / "out" / "receipt.json", task=asked.task) if not finding.fits] == []
+    assert receipt.data["frozen"] is not None and receipt.data["frozen"] != receipt.weights_before
+    write_task(tmp_path, f"{TASK}\n{DRAWN.replace(SEED, 'torch.manual_seed(8)')}")
+    with pytest.raises(MismatchError, match="must give what the file of weights leaves out the values that it had in .*out; found others"):
+        fulfil(replace(asked, forget="20"))
+    lines = [finding.line for finding in verify(tmp_path / "out" / "receipt.json", task=asked.task) if not finding.fits]
+    assert "model(): what is frozen, as in the receipt" in lines
+    write_task(tmp_path, f"{TASK}\n{DRAWN.replace(SEED, 'pass')}")
+    with pytest.raises(InputError, match="must give what the file of weights leaves out, .* found other values in a second call"):
+        fulfil(replace(asked, out=tmp_path / "another"))
+    assert not (tmp_path / "another").exists()

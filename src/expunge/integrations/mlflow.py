@@ -13,13 +13,12 @@ from typing import Any
 from expunge.audit.report import Audit, load_audit
 from expunge.errors import InputError
 from expunge.outcome import Outcome, Record
-from expunge.requests.folder import OPENINGS, RECEIPT, State, misfits, read_state
+from expunge.requests.folder import AUDIT, EDIT, OPENINGS, PATCH, RECEIPT, State, misfits, read_state
 from expunge.requests.ledger import head
 from expunge.storage.codec import decode
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.folders import LITTER
 
-AUDIT = "audit.json"  # in the folder of a request
 AT_ONCE = 100  # what a server takes in one call, at least
 LONGEST = 500  # characters of a parameter, which every version takes
 Metrics = Mapping[str, float]
@@ -37,6 +36,7 @@ def log_request(folder: str | os.PathLike[str], run_id: str | None = None, leave
         raise InputError("folder", "must be as `expunge unlearn` left it", what)
     state = read_state(path)
     assert state is not None
+    _check_names(leave_out, os.listdir(path))
     receipt = state.receipt
     first, last = (decode(Record, part) for part in receipt.measured["accuracies"])
     metrics = {f"request.{name}_accuracy_before": value for name, value in first.accuracies.items()}
@@ -95,11 +95,19 @@ class LogEpochs:
 
 
 def check_run(run_id: str | None) -> None:
-    """Before the work: whether MLflow is there, and has this run."""
+    """Before the work: whether MLflow is there, can be reached, and has this run, not a deleted one."""
     module = _mlflow()
-    if run_id is not None:
-        with _told(module):
-            module.MlflowClient().get_run(run_id)
+    with _told(module):
+        if run_id is None and module.get_tracking_uri().startswith("http"):  # a store on disk would be made, by a dry run too
+            module.MlflowClient().search_experiments(max_results=1)
+        elif run_id is not None and (stage := module.MlflowClient().get_run(run_id).info.lifecycle_stage) != "active":
+            raise InputError("mlflow", "must be a run that can be written", f"{run_id}, which is {stage}")
+
+
+def _check_names(leave_out: Collection[str], there: Collection[str]) -> None:
+    """A name that is no file's, as by a comma that is missing, would log what was to stay."""
+    if isinstance(leave_out, str) or any(name not in {*there, PATCH, EDIT, OPENINGS} for name in leave_out):
+        raise InputError("leave_out", 'must be names of files of the folder, such as ("patch.safetensors", "edit.safetensors")', leave_out)
 
 
 def _parameters(state: State) -> dict[str, str]:

@@ -11,13 +11,14 @@ import numpy
 from torch import nn
 
 from expunge.data.batches import device_of
+from expunge.data.digest import data_digest
 from expunge.errors import InputError, MismatchError
 from expunge.requests.grouping import group_rows
 from expunge.requests.recipes import RECIPE, Recipe, read_optimizer
 from expunge.requests.summing import Summing
 from expunge.requests.sums_building import build
 from expunge.requests.task import Task, load_task
-from expunge.requests.weights import load_weights, save_weights, shared_names, weights_of
+from expunge.requests.weights import frozen_digest, load_weights, save_weights, shared_names, weights_of
 from expunge.runtime import processes
 from expunge.storage.codec import encode
 from expunge.storage.files import check_folder, write_json
@@ -129,9 +130,17 @@ def _check_task(task: Task, model: nn.Module, loader: Any) -> None:
     if strange := sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name)):
         found = f"{strange[0]}: {theirs.get(strange[0], 'nothing')} there, {own.get(strange[0], 'nothing')} in the Trainer's"
         raise MismatchError(f"task: model() of {task.path} must return the model that is trained; found {found}")
-    samples = getattr(getattr(loader, "dataset", None), "__len__", lambda: task.rows.samples)()
+    kept = set(_kept_names(model))
+    if frozen_digest(model, kept) != frozen_digest(task.model, kept):
+        raise MismatchError(f"task: model() of {task.path} must give what is frozen the values that it has in the training; found others")
+    data = getattr(loader, "dataset", None)
+    samples = getattr(data, "__len__", lambda: task.rows.samples)()
     if samples != task.rows.samples:
         raise MismatchError(f"task: train() of {task.path} must return the training data, {samples} samples; found {task.rows.samples}")
+    digests = {data_digest(data), data_digest(task.train)}
+    if None not in digests and len(digests) > 1:
+        rule = f"task: train() of {task.path} must return the samples that are trained on, in their order"
+        raise MismatchError(f"{rule}; found other `tensors` or `targets`")
 
 
 def _kept_names(model: nn.Module) -> Iterable[str]:

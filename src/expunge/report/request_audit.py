@@ -17,6 +17,7 @@ from expunge.audit.settings import Settings
 from expunge.errors import ExpungeError, InputError
 from expunge.report.audit_files import PAGE
 from expunge.report.audit_page import audit_page
+from expunge.requests.folder import AUDIT as NUMBERS
 from expunge.requests.request import told
 from expunge.requests.task import Task
 from expunge.requests.weights import digest_of, load_weights, shared_names, weights_of
@@ -24,8 +25,6 @@ from expunge.requests.working import AUDIT
 from expunge.requests.writing import Made
 from expunge.storage.codec import encode
 from expunge.storage.files import write_bytes, write_json
-
-NUMBERS = "audit.json"
 
 
 def of_task(task: Task, path: str, argument: str, device: Any) -> tuple[nn.Module, str]:

@@ -13,17 +13,20 @@ from expunge.requests.canonical import canonical, digest
 from expunge.requests.commitments import KEY, Opening
 from expunge.requests.ledger import LEDGER, Entry, read_ledger
 from expunge.requests.receipt import RECEIPT, Receipt, read_receipt
-from expunge.requests.settings import Settings
+from expunge.requests.settings import Settings, check_settings
 from expunge.requests.weights import file_digest
 from expunge.storage.codec import decode, encode
 from expunge.storage.documents import excerpt, parse_json, read_json, read_plain
 from expunge.storage.files import check_file
-from expunge.storage.folders import INSIDE, LITTER, RESULT
+from expunge.storage.folders import INSIDE, LITTER, RESULT, listed
 
 COMMAND = "requests"  # in result.json: what made the folder
 WEIGHTS, PATCH, EDIT = "weights.safetensors", "patch.safetensors", "edit.safetensors"
 SETTINGS, LOG, OPENINGS, SIGNATURE = "settings.json", "log.txt", "openings.json", "receipt.sig"
+AUDIT = "audit.json"
 UNLISTED = (RECEIPT, LEDGER, SIGNATURE)  # files that a receipt cannot hold the digest of
+NEEDED = (WEIGHTS, PATCH, SETTINGS)  # every receipt lists them
+NAMES = tuple(encode(Settings()))
 LARGEST, LARGEST_OPENINGS = 2**24, 2**31  # bytes of a ledger or receipt, and of ids
 
 
@@ -65,11 +68,14 @@ def check_new_file(out: str | os.PathLike[str]) -> None:
         raise InputError("out", "must not be in a folder of requests, which holds the files of its receipt alone", os.fspath(out))
 
 
-def read_state(folder: Path) -> State | None:
-    """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed."""
-    if not (folder / RECEIPT).exists() and not (folder / LEDGER).exists():
+def read_state(folder: Path, others: Collection[str] = ()) -> State | None:
+    """The requests of a folder; None where there is none yet. Raises InputError where anything in it was changed, or removed.
+
+    `others` may be in the folder too.
+    """
+    if not any((folder / name).exists() for name in (RECEIPT, LEDGER)) and not listed(folder, COMMAND):
         return None
-    for what in misfits(folder, INSIDE):
+    for what in misfits(folder, {*INSIDE, *others}):
         raise InputError("out", "must be as `expunge unlearn` left it", what)
     openings = _openings(folder / OPENINGS) if (folder / OPENINGS).exists() else None
     return State(folder, receipt_at(folder / RECEIPT), ledger_at(folder / LEDGER), openings, *settings_at(folder))
@@ -89,8 +95,19 @@ def read_openings(folder: Path) -> list[tuple[Entry, Opening]]:
 
 def settings_at(folder: Path) -> tuple[Settings, Mapping[str, Any]]:
     """The settings of the last request, and the description of the method that they built."""
-    content = read_json(folder / SETTINGS)
-    return decode(Settings, {name: content[name] for name in encode(Settings())}), content["built"]
+    content = _settings(folder / SETTINGS)
+    return decode(Settings, {name: content[name] for name in NAMES}), content["built"]
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+        check_settings(decode(Settings, {name: content[name] for name in NAMES}))
+        if not isinstance(content["built"]["repr"], str) or not isinstance(content["used"], str):
+            raise ValueError("a method must be described in words")
+        return dict(content)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(path.name, f"must hold the settings of a request ({excerpt(error)})") from error
 
 
 def receipt_at(path: Path) -> Receipt:
@@ -135,9 +152,41 @@ def misfits(folder: Path, others: Collection[str] = (), alone: bool = False) -> 
                 yield f"{name}: is missing"
         elif file_digest(path) != expected:
             yield f"{name}: was changed since the receipt was written"
+    yield from _contradictions(folder, receipt, ledger)
     known = {*receipt.files, *UNLISTED, *LITTER, *others}
     yield from (f"{name}: is not a file of the receipt" for name in sorted(os.listdir(folder)) if name not in known)
     yield from _opening_misfits(folder, ledger)
+
+
+def _contradictions(folder: Path, receipt: Receipt, ledger: tuple[Entry, ...]) -> Iterator[str]:
+    """What the receipt says otherwise than the ledger, or than one of the files that it lists and that are as it lists them."""
+    says, files = f"{RECEIPT}: says otherwise than", receipt.files
+    if receipt.forgotten != (forgotten := sum(entry.samples for entry in ledger)):
+        yield f"{says} {LEDGER}: {receipt.forgotten} samples forgotten, and {forgotten} there"
+    yield from (f"{name}: is not listed by {RECEIPT}" for name in NEEDED if name not in files)
+    for name, known in ((SETTINGS, receipt.settings), (EDIT, receipt.mask)):
+        if files.get(name) != known:
+            yield f"{says} its list of files: {name}"
+    if (folder / SETTINGS).is_file() and file_digest(folder / SETTINGS) == files.get(SETTINGS):
+        try:
+            settings = _settings(folder / SETTINGS)
+        except InputError as error:
+            yield str(error)
+            return
+        own = {"used": receipt.method, "device": receipt.code.device, "threads": receipt.code.threads}
+        yield from (f"{says} {SETTINGS}: {name}" for name, value in own.items() if settings[name] != value)
+    audit = receipt.measured.get("audit")
+    if isinstance(audit, dict) and (folder / AUDIT).is_file() and file_digest(folder / AUDIT) == files.get(AUDIT):
+        yield from (f"{says} {AUDIT}: {name}" for name, value in _audited(folder / AUDIT).items() if audit.get(name) != value)
+
+
+def _audited(path: Path) -> dict[str, Any]:
+    """What a receipt has of an audit too."""
+    try:
+        content = read_json(path)
+        return {name: content[name] for name in ("verdict", "retrained") if name in content}
+    except (ValueError, TypeError):
+        return {}
 
 
 def _opening_misfits(folder: Path, ledger: tuple[Entry, ...]) -> Iterator[str]:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from expunge.data.batches import as_batches
 from expunge.errors import InputError, naming
-from expunge.requests.task import BATCH_SIZE, Task
+from expunge.requests.task import BATCH_SIZE, Task, plain_key
 from expunge.storage.documents import excerpt, read_plain
+from expunge.validate import shown
 
 ARGUMENT = "forget"
 RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
@@ -66,6 +67,8 @@ def labels_of(task: Task) -> Tensor | None:
 
 
 def _rows(spec: str, task: Task, column: str | None) -> Sequence[int]:
+    if not isinstance(spec, str):
+        raise InputError(ARGUMENT, f"must be a text: {FORMS}", shown(spec))
     kind, _, value = spec.partition("=")
     if column is not None and not spec.lower().endswith(".csv"):
         raise InputError("column", "is for a .csv file of ids", column)
@@ -153,7 +156,7 @@ def _chosen(name: str, task: Task) -> list[int]:
 
 
 def _of_keys(wanted: Sequence[str], task: Task) -> list[int]:
-    asked = Counter(key.strip() for key in wanted)
+    asked = Counter(map(plain_key, wanted))
     if not all(asked):
         raise InputError(ARGUMENT, "key= must be followed by keys of the training data, such as key=4711", "an empty one")
     if repeated := [key for key, times in asked.items() if times > 1]:
@@ -179,7 +182,7 @@ def _read_keys(file: str, column: str | None) -> list[str]:
 def _array(content: bytes, spec: str, samples: int) -> list[int]:
     try:
         array = numpy.load(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # a header that lies can fail in any way: as Python's own syntax, or by a size that no memory has
         raise InputError(ARGUMENT, f"must be a .npy file of numbers, no pickle ({excerpt(error)})", spec) from error
     if not isinstance(array, numpy.ndarray) or array.ndim != 1 or array.dtype.kind not in "biu":
         found = f"{array.dtype} of shape {array.shape}" if isinstance(array, numpy.ndarray) else type(array).__name__

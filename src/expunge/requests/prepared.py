@@ -17,14 +17,13 @@ from expunge.methods import Method
 from expunge.requests.folder import State, read_state
 from expunge.requests.forget_sets import forget_rows
 from expunge.requests.measuring import check_fitting, check_measurable
-from expunge.requests.settings import Settings, build_method, following, is_described, written
+from expunge.requests.settings import Settings, build_method, check_settings, following, is_described, written
 from expunge.requests.stored_mask import check_method
 from expunge.requests.sums_store import Store, check_fits
 from expunge.requests.task import Task, load_task
-from expunge.requests.weights import digest_of, load_weights, shared_names, weights_of
+from expunge.requests.weights import digest_of, frozen_digest, load_weights, shared_names, weights_of
 from expunge.runtime.modes import device_named
 from expunge.storage.documents import excerpt
-from expunge.validate import check_whole
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class Prepared:
     device: torch.device
     replaced: str | None = None  # a line: another method than that of the earlier requests, whose edit it replaces
     summed: int | None = None  # samples over which passes are made for Fisher sums, where the others come from a store
+    frozen: str | None = None  # a digest of what the file of weights leaves out
 
     @property
     def forget(self) -> Data:
@@ -71,13 +71,11 @@ class Prepared:
 
 def prepare(request: Request, store: Store | None = None) -> Prepared:
     """Check all of a request; raises where it cannot be carried out."""
+    check_settings(request.settings)
     task, earlier = load_task(request.task), read_state(Path(request.out))
     settings = following(request.settings, None if earlier is None else earlier.settings)
-    settings = settings if store is None else settings_for(store, settings)
+    settings = replace(settings, sums=None, sums_threads=None) if store is None else settings_for(store, settings)
     device = device_named(settings.device)
-    check_whole("batch_size", settings.batch_size, minimum=1)
-    if settings.threads is not None:
-        check_whole("threads", settings.threads, minimum=1, maximum=1024)
     method = build_method(settings, task.recipe)
     asked = forget_rows(request.forget, task, request.column)
     before = set() if earlier is None else earlier.ids
@@ -87,8 +85,9 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
         raise InputError("forget", "must leave samples to keep; where all are to be forgotten, delete the model", found)
     check_measurable(method, task)
     stored = load_weights(request.weights, task.model)
+    frozen, new = frozen_digest(task.model, stored), tuple(row for row in asked if row not in before)
     model = task.model.to(device)
-    prepared = Prepared(task, model, stored, method, settings, rows, tuple(row for row in asked if row not in before), earlier, device)
+    prepared = Prepared(task, model, stored, method, settings, rows, new, earlier, device, frozen=frozen)
     if store is not None:
         check_fits(store, task, model, check_method(method).kind)
     check_fitting(method, task, model, settings.batch_size)
@@ -97,6 +96,7 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
         _check_same(prepared, earlier)
         return replace(prepared, replaced=_replaced(prepared, earlier))
     task.check_order()
+    task.check_frozen(stored)
     return prepared
 
 
@@ -123,9 +123,13 @@ def _check_same(prepared: Prepared, earlier: State) -> None:
     if digest_of(weights_of(prepared.model, prepared.stored), shared) != earlier.receipt.weights_before:
         raise MismatchError(f"weights: must be the original ones, which the requests in {earlier.folder} began with")
     known, found = earlier.receipt.data["train"], prepared.task.data
-    if known not in (None, found) or prepared.task.rows.samples != earlier.receipt.samples:
+    if (known is not None and not prepared.task.is_data(known)) or prepared.task.rows.samples != earlier.receipt.samples:
         rule = f"train() must return the data of the requests in {earlier.folder}, in their order"
         raise MismatchError(f"task: {rule}; found {found or 'no digest'}")
+    if earlier.receipt.data.get("frozen") not in (None, prepared.frozen):
+        raise MismatchError(
+            f"task: model() must give what the file of weights leaves out the values that it had in {earlier.folder}; found others"
+        )
 
 
 def _replaced(prepared: Prepared, earlier: State) -> str | None:

@@ -53,7 +53,7 @@ class Receipt:
     `forget` are the samples that this request adds; `forgotten` counts those of all requests so far, which the weights are without.
     `mask`: the patch of what was set before any training, None where nothing was. `files`: every file of the folder but this one, the
     ledger, and a signature. `sources`: what the task file imports from its folder, and the file of a method of one's own; None in receipts
-    from before these were noted.
+    from before these were noted. `data`: digests of train() and test(), and of what is `frozen` where the file of weights leaves it out.
     """
 
     number: Count
@@ -96,7 +96,9 @@ class Receipt:
 
 def read_receipt(content: bytes, argument: str = RECEIPT) -> Receipt:
     try:
-        receipt = decode(Receipt, parse_json(content), "the receipt")
+        receipt: Receipt = decode(Receipt, parse_json(content), "the receipt")
+        if not {"train", "test"} <= receipt.data.keys():
+            raise ValueError("its data are train and test")
     except (ValueError, TypeError) as error:
         raise InputError(argument, f"must be a receipt of `expunge unlearn` ({excerpt(error)})") from error
     if receipt.content() != content:

@@ -16,7 +16,7 @@ from expunge.requests import folder as names
 from expunge.requests.measuring import has_labels, mean_losses
 from expunge.requests.prepared import Prepared, Request, prepare
 from expunge.requests.receipt import Receipt
-from expunge.requests.signing import private_key
+from expunge.requests.signing import private_key, sign_later
 from expunge.requests.stored_mask import Drawn, StoredMask, check_method, draw, dropped_rows, samples_to_sum, take_out
 from expunge.requests.summing import Summing
 from expunge.requests.sums_store import Store, opened
@@ -25,7 +25,7 @@ from expunge.requests.working import is_begun, kept_trainings, key_of, working
 from expunge.requests.writing import Examine, Made, write_folder
 from expunge.runtime.exits import described
 from expunge.storage.files import check_folder
-from expunge.storage.folders import remove, reserved
+from expunge.storage.folders import check_place, remove, reserved
 from expunge.unlearning import unlearn
 
 Say = Callable[[str], None]
@@ -46,6 +46,8 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
             say(f"all {len(prepared.rows)} samples were forgotten before; nothing to do")
             if store is not None and len(store.header.dropped) < len(prepared.earlier.ledger):  # killed before
                 take_out(store, drawn_from(store, prepared), [entry.commitments for entry in prepared.earlier.ledger])
+            if request.sign is not None:
+                sign_later(place.folder, place.new, request.sign)
             remove(place.work)  # killed before
             return prepared.earlier.receipt
         log = _Log(say)
@@ -69,9 +71,10 @@ def fulfil(request: Request, say: Say = lambda line: None, progress: bool | None
 
 
 def checked(request: Request) -> Prepared:
-    """All checks of a request and nothing else: key, store, task, weights, samples."""
+    """All checks of a request and nothing else: key, folder, store, task, weights, samples."""
     if request.sign is not None:
         private_key(request.sign)
+    check_place("out", request.out, names.COMMAND)
     with store_of(request) as store:
         prepared = prepare(request, store)
         if store is not None:

@@ -12,9 +12,10 @@ from expunge.errors import InputError
 from expunge.methods import METHODS, Choose, Method
 from expunge.methods.lookup import method_class
 from expunge.methods.readings import readings
+from expunge.storage.codec import decode, encode
 from expunge.training.schedules import replay
 from expunge.training.tuning import Tuning
-from expunge.validate import shown
+from expunge.validate import check_whole, shown
 
 CHOOSE = "choose"
 EPOCHS = 5  # of fine-tuning: the recipe's schedule, compressed
@@ -38,6 +39,20 @@ class Settings:
     """How stored sums that were used are grouped."""
     sums_threads: int | None = None
     """Those that the store was built with: its sums, and those of the samples taken from them, have no others."""
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise where a field is of another type, or a count none that torch takes; more threads than these end the process."""
+    if not isinstance(settings, Settings):
+        raise InputError("settings", "must be requests.Settings, such as Settings('fisher-mask', ('ratio=0.05',))", shown(settings))
+    check_whole("batch_size", settings.batch_size, minimum=1)
+    for name in ("threads", "sums_threads"):
+        if (threads := getattr(settings, name)) is not None:
+            check_whole("threads", threads, minimum=1, maximum=1024)
+    try:
+        decode(Settings, encode(settings))
+    except TypeError as error:
+        raise InputError("settings", "must have fields of the types that Settings names", str(error)) from error
 
 
 def following(settings: Settings, earlier: Settings | None) -> Settings:

@@ -24,6 +24,16 @@ def sign(folder: Path, key: str | os.PathLike[str]) -> Path:
     return write_bytes(folder / SIGNATURE, private_key(key).sign((folder / RECEIPT).read_bytes()))
 
 
+def sign_later(folder: Path, new: Path, key: str | os.PathLike[str]) -> None:
+    """Sign the receipt of a request that was made before; written in the folder `new` first, so that a kill leaves nothing half-written."""
+    known, signature = folder / SIGNATURE, private_key(key).sign((folder / RECEIPT).read_bytes())
+    if known.exists() and known.read_bytes() != signature:
+        raise InputError("sign", f"must be the key that {RECEIPT} is signed by already", os.fspath(key))
+    if not known.exists():
+        new.mkdir()
+        os.replace(write_bytes(new / SIGNATURE, signature), known)
+
+
 def check_signature(folder: Path, key: str | os.PathLike[str]) -> str | None:
     """None where receipt.sig is a signature of the receipt by the owner of this public key (PEM); else what does not fit."""
     from cryptography.exceptions import InvalidSignature

@@ -145,7 +145,7 @@ def check_fits(store: Store, task: Task, model: nn.Module, kind: str) -> None:
     header = store.header
     if header.weights != weights_digest(model):
         raise MismatchError(f"sums: {store.folder} is a store of other weights, {header.weights[:12]}")
-    if header.data != task.data or header.samples != task.rows.samples:
+    if not task.is_data(header.data) or header.samples != task.rows.samples:
         raise MismatchError(f"sums: {store.folder} is a store of other training data")
     if header.fisher != kind:
         raise MismatchError(f"sums: {store.folder} holds sums of the kind {header.fisher}; the method asks for {kind}")

@@ -8,7 +8,8 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils.data import DataLoader, IterableDataset
 
 from expunge.data.batches import Data, as_batches
@@ -26,10 +28,11 @@ from expunge.data.digest import data_digest
 from expunge.data.indices import size_of
 from expunge.data.objective import Objective
 from expunge.data.parting import Cuttable, cuttable
-from expunge.data.row_digests import row_digest
+from expunge.data.row_digests import is_of_rows, row_digest
 from expunge.errors import InputError
 from expunge.requests.sources import import_anew, imported_files
 from expunge.requests.user_code import ARGUMENT, user_code
+from expunge.requests.weights import frozen_digest
 from expunge.runtime.modes import seeded
 from expunge.training.tuning import Tuning
 from expunge.validate import shown
@@ -37,7 +40,7 @@ from expunge.validate import shown
 NEEDED = ("model", "train", "test")
 OPTIONAL = ("objective", "validation", "recipe", "keys")
 BATCH_SIZE = 128
-QUICK = 5.0  # seconds: a train() that takes no longer is called twice, at the first request
+QUICK = 5.0  # seconds: a train(), or model() with frozen weights, that takes no longer is called twice, at the first request
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Task:
         model = self._called("model")
         if not isinstance(model, nn.Module):
             raise InputError(ARGUMENT, f"model() of {self.path} must return a torch.nn.Module", shown(model))
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if tensor.is_meta or isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+                rule = f"model() of {self.path} must return a network with weights, which those of the file replace"
+                raise InputError(ARGUMENT, rule, f"{name} {'on the meta device' if tensor.is_meta else 'without a shape (lazy)'}")
         return model
 
     def fresh(self) -> nn.Module:
@@ -93,12 +100,12 @@ class Task:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The key of every training sample, as text."""
+        """The key of every training sample, as `plain_key` has it."""
         if not hasattr(self.module, "keys"):
             raise InputError("forget", f"key= needs a function keys() in {self.path}, which returns the key of every training sample")
         keys = self._called("keys")
         try:
-            listed = [str(key) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]
+            listed = [plain_key(str(key)) for key in (keys.tolist() if hasattr(keys, "tolist") else keys)]
         except TypeError as error:
             raise InputError(
                 ARGUMENT, f"keys() of {self.path} must return a list with an entry per training sample", shown(keys)
@@ -123,7 +130,20 @@ class Task:
     def data(self) -> str | None:
         """The training data by a digest, of their tensors or else of some samples; None where reading them twice gives other targets."""
         with self._naming("train"):
-            return data_digest(self.train) or row_digest(self.rows, self.objective.targets, "train")
+            return data_digest(as_dataset(self.train, "train")) or self._row_digest
+
+    @cached_property
+    def _row_digest(self) -> str | None:
+        return row_digest(self.rows, self.objective.targets, "train")
+
+    def is_data(self, known: str | None) -> bool:
+        """Whether a digest that was noted before is of these data; that of (x, y) was by some samples in earlier versions."""
+        return known == self.data or (known is not None and is_of_rows(known) and known == self._row_digest)
+
+    @cached_property
+    def test_data(self) -> str | None:
+        """The test data by a digest of their tensors; None where they show none."""
+        return data_digest(as_dataset(self.test, "test"))
 
     def check_order(self) -> None:
         """Raise where train() returns other samples, or another order, when it is called again. Not where that takes long."""
@@ -132,6 +152,14 @@ class Task:
             return
         rule = f"train() of {self.path} must return the same samples in the same order each time, since a sample's id is its row"
         raise InputError(ARGUMENT, f"{rule}: sort what is listed, and seed generators of your own", "another order in a second call")
+
+    def check_frozen(self, stored: Collection[str]) -> None:
+        """Raise where model() gives other values, when it is called again, to what a file leaves out. Not where that takes long."""
+        known = frozen_digest(self.model, stored)
+        if known is None or self._seconds["model"] > QUICK or frozen_digest(self.fresh(), stored) == known:
+            return
+        rule = f"model() of {self.path} must give what the file of weights leaves out, as it is frozen, the same values each time"
+        raise InputError(ARGUMENT, f"{rule}: read them from a file, or seed what it draws", "other values in a second call")
 
     @property
     def dataset(self) -> Any:
@@ -184,6 +212,11 @@ class Task:
             yield
         except InputError as error:
             raise InputError(ARGUMENT, f"{name}() of {self.path}: {error.rule}", error.found) from error
+
+
+def plain_key(key: str) -> str:
+    """Without blanks around it, and with accents as one character (NFC): two spellings that nobody can tell apart are one person's."""
+    return unicodedata.normalize("NFC", key.strip())
 
 
 def load_task(path: str | os.PathLike[str]) -> Task:

@@ -16,13 +16,21 @@ WORKER = "in DataLoader worker process"  # torch raises there what a worker rais
 
 @contextmanager
 def user_code(what: str, path: Path) -> Iterator[None]:
-    """Within the context a user's code is called: whatever it raises is an InputError that says `what` must not."""
+    """Within the context a user's code is called: whatever it raises is an InputError that says `what` must not.
+
+    Nor may it go to another working directory: the paths of a request are relative to this one, `out` with the earlier requests too.
+    """
+    before = _working_directory()
     try:
         yield
     except ExpungeError:
         raise
     except (Exception, SystemExit) as error:
         raise InputError(ARGUMENT, f"{what} must not raise", f"{_line(error)} ({_place(error, path)})") from error
+    if before is not None and (now := _working_directory()) != before:
+        os.chdir(before)
+        rule = f"{what} must stay in the working directory, which other paths are relative to; give full paths, from Path(__file__).parent"
+        raise InputError(ARGUMENT, rule, f"it went to {now}")
 
 
 @contextmanager
@@ -40,6 +48,14 @@ def called_back(path: str | os.PathLike[str] | None) -> Iterator[None]:
             raise
         rule = f"what {os.fspath(path)} returns must not raise when it is used"
         raise InputError(ARGUMENT, rule, f"{_line(error)} ({_place(error, Path(path))})") from error
+
+
+def _working_directory() -> str | None:
+    """None where it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 def _line(error: BaseException) -> str:

@@ -131,6 +131,13 @@ def shared_names(model: nn.Module) -> dict[str, str]:
     return shared
 
 
+def frozen_digest(model: nn.Module, stored: Container[str]) -> str | None:
+    """Of what a file of adapters leaves out and the task's model() makes, shared ones once; None where it leaves out nothing."""
+    shared = shared_names(model)
+    left_out = {name: tensor for name, tensor in model.state_dict().items() if name not in stored and name not in shared}
+    return content_digest(left_out, {}) if left_out else None
+
+
 def weights_of(model: nn.Module, names: Iterable[str]) -> Tensors:
     """These tensors of the model's state_dict, as a file holds them: on the CPU, none shared."""
     own = model.state_dict()

@@ -72,6 +72,7 @@ def key_of(prepared: Prepared) -> str:
     method = described(prepared.method)
     parts = {
         "weights": digest_of(weights_of(prepared.model, prepared.stored), shared_names(prepared.model)),
+        "frozen": prepared.frozen,
         "rows": " ".join(map(str, prepared.rows)),
         "settings": encode(settings),
         "method": {name: ADDRESS.sub("", str(value)) for name, value in method.items()},

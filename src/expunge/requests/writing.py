@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from expunge.data.digest import data_digest
 from expunge.editing.patches import Patch
 from expunge.outcome import Outcome
 from expunge.requests import folder as names
@@ -70,13 +69,10 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
     write_bytes(new / names.OPENINGS, names.write_openings(openings))
     os.chmod(new / names.OPENINGS, 0o600)
     ledger = _kept(earlier, new)
-    measured = {"accuracies": [encode(record) for record in (outcome.history[0], outcome.history[-1])], "seconds": outcome.seconds}
-    if made.losses:
-        measured["mean_losses"] = encode(dict(made.losses))
-    if outcome.choice is not None:
-        measured |= {"goal_met": outcome.choice.goal_met, "missing": list(outcome.choice.missing)}
+    measured = measures(made)
     if examine is not None:
         measured |= dict(examine(made, new))
+    data = {"train": prepared.task.data, "test": prepared.task.test_data}
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     write_bytes(new / names.LOG, "".join(f"{line}\n" for line in (*lines, f"{now} ended")).encode(errors="replace"))
     write_json(new / names.RESULT, signature(names.COMMAND, [*os.listdir(new), RECEIPT, LEDGER, names.SIGNATURE]))
@@ -92,7 +88,7 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
         mask=file_digest(new / names.EDIT) if outcome.edit is not None else None,
         settings=file_digest(new / names.SETTINGS),
         method=str(settings["used"]),
-        data={"train": prepared.task.data, "test": data_digest(prepared.task.test)},
+        data=data | ({"frozen": prepared.frozen} if prepared.frozen is not None else {}),
         task=prepared.task.digest,
         code=this_code(device, threads),
         measured=parse_json(json.dumps(measured).encode()),
@@ -105,6 +101,20 @@ def write_folder(new: Path, made: Made, lines: Sequence[str], examine: Examine |
     if key is not None:
         sign(new, key)
     return receipt
+
+
+def measures(made: Made) -> dict[str, Any]:
+    """What the receipt says was measured, but for an audit, as JSON has it."""
+    outcome = made.outcome
+    measured: dict[str, Any] = {
+        "accuracies": [encode(record) for record in (outcome.history[0], outcome.history[-1])],
+        "seconds": outcome.seconds,
+    }
+    if made.losses:
+        measured["mean_losses"] = encode(dict(made.losses))
+    if outcome.choice is not None:
+        measured |= {"goal_met": outcome.choice.goal_met, "missing": list(outcome.choice.missing)}
+    return dict(parse_json(json.dumps(measured)))
 
 
 def _kept(earlier: State | None, new: Path) -> tuple[Entry, ...]:

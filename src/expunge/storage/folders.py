@@ -147,9 +147,7 @@ class Reserved:
 @contextmanager
 def reserved(argument: str, out: str | os.PathLike[str], command: str) -> Iterator[Reserved]:
     """Check a folder before the work, and keep other processes from writing it meanwhile; the lock ends with the process."""
-    check_folder(argument, out)
-    folder = Path(os.path.realpath(out))
-    place = Reserved(argument, Path(out), folder, command, is_movable(folder), _is_replaceable(folder))
+    place = _place(argument, out, command)
     place.lock.parent.mkdir(parents=True, exist_ok=True)
     with try_lock_and_remove(place.lock) as free:
         if not free:
@@ -162,6 +160,17 @@ def reserved(argument: str, out: str | os.PathLike[str], command: str) -> Iterat
             yield place
         finally:
             place.recover()
+
+
+def check_place(argument: str, out: str | os.PathLike[str], command: str) -> None:
+    """What `reserved` refuses but a folder in use, without writing anything: for a dry run."""
+    _place(argument, out, command).check()
+
+
+def _place(argument: str, out: str | os.PathLike[str], command: str) -> Reserved:
+    check_folder(argument, out)
+    folder = Path(os.path.realpath(out))
+    return Reserved(argument, Path(out), folder, command, is_movable(folder), _is_replaceable(folder))
 
 
 def is_movable(folder: Path) -> bool:
