@@ -141,6 +141,7 @@ def test_mistakes_are_one_line_and_write_nothing(folder, tmp_path, capsys):
         (arguments(folder, out, "--seconds", "-1"), "seconds: "),
         (arguments(folder, out, "--at-once", "-1"), "at_once: "),
         (arguments(folder, out, "--jobs", "0"), "jobs: must be a whole number of at least 1; found 0"),
+        (arguments(folder, out, "--jobs", "3", "--on", "ray"), "jobs: are processes of this machine; leave it out with --on ray"),
         ([*arguments(folder, out), "--forget", "90-120"], "forget: ids must be rows of the training data, 0 to 99"),
     ]
     for asked, words in cases:

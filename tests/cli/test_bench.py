@@ -166,6 +166,7 @@ def test_ctrl_c_stops_the_processes_without_a_traceback(tmp_path):
         (["--only", "zzz"], "only: must be words of the line of a cell that is asked for; found zzz\n"),
         (["--jobs", "0"], "jobs: must be at least 1; found 0\n"),
         (["--jobs", "-2"], "jobs: must be at least 1; found -2\n"),
+        (["--jobs", "3", "--on", "ray"], "jobs: are processes of this machine; leave it out with --on ray"),
         (["--methods"], "methods: must be all, paper, or some of fisher-mask"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -70,6 +71,17 @@ def test_without_ray_its_extra_is_named(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"on: 'ray' must be installed: pip install 'expunge\[ray\]'"):
         run_on_ray(Work((), str(here.folder), str(here.models), on="ray"), lambda line: None)
     assert not here.folder.exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "host.invalid:6379"])
+def test_a_cluster_that_is_not_there_is_one_error_and_soon(tmp_path, monkeypatch, address):
+    """Ray itself tries for many minutes to reach the first."""
+    pytest.importorskip("ray")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    here, began = place(tmp_path), time.monotonic()
+    with pytest.raises(InputError, match=rf"on: a cluster must be at RAY_ADDRESS \(host:6379\), .*; found RAY_ADDRESS={address}"):
+        run_on_ray(Work((), str(here.folder), str(here.models), device="cpu", on="ray"), lambda line: None)
+    assert time.monotonic() - began < 60 and not here.folder.exists()
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):

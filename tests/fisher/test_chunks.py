@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from expunge import fisher
 from expunge.data.tokens import TOKENS
 from expunge.errors import InputError, MismatchError
 from expunge.fisher import FisherSums
+from expunge.runtime.processes import MissingProcessError
+from expunge.storage.locks import try_lock
 from tests import reference
 
 
@@ -45,6 +48,22 @@ def test_groups_are_the_sums_of_their_samples():
         rows = labels == int(name)
         alone = fisher.by_chunks(model, TensorDataset(inputs[rows], labels[rows]), batch_size=16, batches_per_chunk=2)
         assert same_bits(part, alone)  # other groups do not matter
+
+
+def test_names_of_files_and_numbers_of_numpy_are_groups(tmp_path):
+    model, data = case(6)
+    sums = fisher.by_group(model, data, ["\udcff.txt", "b"] * 3, keep=tmp_path / "pass", batches_per_chunk=2**62)  # as os.listdir gives it
+    assert {name: part.count for name, part in sums.items()} == {"b": 3, "\udcff.txt": 3}
+    assert [*fisher.by_group(model, data, [numpy.int64(1), 0, numpy.uint8(1), 0, 0, 0])] == ["0", "1"]
+
+
+def test_a_folder_that_another_process_holds_is_told_in_time(tmp_path):
+    """It was stopped before it had written the listing."""
+    model, data = case()
+    with try_lock(tmp_path / "pass" / "folder.lock"):
+        with pytest.raises(MissingProcessError, match="listing.json was not written within 0.2 seconds, by a process that holds"):
+            fisher.by_chunks(model, data, keep=tmp_path / "pass", patience=0.2)
+    assert fisher.by_chunks(model, data, keep=tmp_path / "pass").count == len(data)
 
 
 def test_sampled_sums_are_drawn_by_chunk_and_unbiased_enough():
@@ -162,7 +181,16 @@ def test_bad_input_writes_nothing(tmp_path):
             fisher.by_chunks(model, data, keep=keep, **settings)
     with pytest.raises(InputError, match="data: a loader must read its dataset in order"):
         fisher.by_chunks(model, DataLoader(data, shuffle=True), keep=keep)
-    for groups in ([0], [0.5] * len(data), "x" * len(data), [0, "a"] * 102):
+    bad = (
+        [0],
+        [0.5] * len(data),
+        "x" * len(data),
+        [0, "a"] * 102,
+        torch.tensor(3),
+        dict.fromkeys(range(len(data)), 0),
+        {*range(len(data))},
+    )
+    for groups in bad:
         with pytest.raises(InputError, match="groups"):
             fisher.by_group(model, data, groups, keep=keep)
     assert not keep.exists()

@@ -131,7 +131,7 @@ def test_torchrun_replaces_a_process_that_dies(tmp_path, alone):
 
 
 BAD = """
-import os, sys, time
+import os, sys, tempfile, time
 import torch
 import torch.distributed as distributed
 from torch.utils.data import TensorDataset
@@ -142,7 +142,7 @@ distributed.init_process_group("gloo")
 rank = distributed.get_rank()
 fisher.by_chunks(sharing.case()[0], sharing.case()[1], keep="another", **sharing.CUT, kind="batch")
 tasks = ["data", "order", "data type", "batch size", "weights", "weights' type", "kind", "seed", "keep", "another", "forbidden", "failing"]
-for task in (*tasks, "stream", "raising", "hanging", "missing"):
+for task in (*tasks, "temporary", "stream", "raising", "hanging", "missing"):
     model, data = sharing.case()
     settings, patience = dict(sharing.CUT), 60.0
     if rank == 1 and task == "order":
@@ -157,11 +157,13 @@ for task in (*tasks, "stream", "raising", "hanging", "missing"):
         settings |= {"kind": "sampled", "seed": rank}
     if task == "another":
         settings["keep"] = "another"
-    access = os.access
+    access, temporary = os.access, tempfile.mkdtemp
+    if task == "temporary":
+        tempfile.mkdtemp = lambda **_: os.mkdir("/dev/null/none")
     if task == "forbidden":
         settings["keep"], os.access = "forbidden", (lambda *_: False) if rank == 1 else os.access
     if task == "stream":
-        data, settings["keep"] = sharing.Shifting(data, rank, pause=0.05), "stream"
+        data, settings["keep"] = sharing.Shifting(data, rank, pause=0.15), "stream"
     if task == "raising":
         data, settings["keep"] = sharing.Failing(data, rank == 1), "raising"
     if rank == 1 and task == "data":
@@ -189,7 +191,7 @@ for task in (*tasks, "stream", "raising", "hanging", "missing"):
         print(f"{task}: no error", flush=True)
     except Exception as error:
         print(f"{task}: {type(error).__name__}: {error} [{time.monotonic() - started < 20}]", flush=True)
-    os.access = access
+    os.access, tempfile.mkdtemp = access, temporary
 """
 
 
@@ -212,11 +214,13 @@ def test_processes_that_do_not_agree_get_an_error_everywhere_and_soon(tmp_path):
     for lines in outputs:
         by_task = dict(line.split(": ", 1) for line in lines)
         for task, parts in expected.items():
-            assert all(part in by_task[task] for part in parts), by_task[task]
+            assert all(part in by_task[task] for part in parts), f"{task}: {by_task[task]}"
     tasks = [dict(line.split(": ", 1) for line in lines) for lines in outputs]
     assert "rank 1 failed: InputError: parameters" in tasks[0]["failing"] and tasks[1]["failing"].startswith("InputError: parameters")
     assert "rank 1 failed: InputError: keep: must be a folder that is writable" in tasks[0]["forbidden"]
     assert tasks[1]["forbidden"].startswith("InputError: keep: must be a folder that is writable")
+    assert tasks[0]["temporary"].startswith("NotADirectoryError") and tasks[0]["temporary"].endswith("[True]")
+    assert tasks[1]["temporary"].startswith("MissingProcessError: rank 0 failed: NotADirectoryError")
     assert tasks[0]["raising"] == "no error" and tasks[1]["raising"].startswith("OSError: the disk of rank 1")  # the other did its chunks
     assert tasks[0]["missing"] == "MissingProcessError: rank 1 of 2 processes did not come within 1 seconds [True]"
     told = r"MissingProcessError: no chunk was finished within \d+ seconds: chunk .* by rank 1 \(process .*patience"

@@ -40,6 +40,7 @@ def check_options(options: Audit) -> None:
     for name in ("at_once", "jobs"):
         if getattr(options, name) is not None:
             check_whole(name, getattr(options, name), minimum=1)
+    jobs_for("cpu", options.jobs, options.on)
     if options.on == "ray" and find_spec("ray") is None:
         raise InputError("on", "'ray' must be installed: pip install 'expunge[ray]'")
     if options.method is None and options.request is None:

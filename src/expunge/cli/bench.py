@@ -179,7 +179,7 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
         device=options.device,
         compiled=options.compile,
         retrained=options.retrained,
-        jobs=jobs_for(place.device.type, options.jobs),
+        jobs=jobs_for(place.device.type, options.jobs, options.on),
         on=options.on,  # type: ignore[arg-type]
     )
     if options.cells is not None:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def jobs_for(device: str, jobs: int | None) -> int:
+def jobs_for(device: str, jobs: int | None, on: str = "processes") -> int:
     """As many processes as were asked for; else one on a GPU, one per core on a CPU."""
+    if jobs is not None and on == "ray":
+        raise InputError("jobs", "are processes of this machine; leave it out with --on ray, where the cluster has its own", jobs)
     if jobs is not None and jobs < 1:
         raise InputError("jobs", "must be at least 1", jobs)
     return jobs or (1 if device == "cuda" else min(8, os.cpu_count() or 1))

@@ -60,7 +60,10 @@ def fold(
     del described[PLACE]
     chunks = prepared[0]
     with _shared(keep, patience) as folder:
-        folded = FoldedChunks(folder, described, chunks.groups)
+        try:
+            folded = FoldedChunks(folder, described, chunks.groups, patience)
+        except TimeoutError as error:
+            raise MissingProcessError(str(error)) from error
         if folded.is_done():
             _confirm(folded, chunks)
         with threads(int(cpu_threads)):
@@ -131,7 +134,14 @@ def _shared(keep: str | os.PathLike[str] | None, patience: float) -> Iterator[Pa
     if keep is not None:
         yield Path(keep)
         return
-    folder = Path(processes.told_by_first(tempfile.mkdtemp(prefix="expunge-") if processes.rank() == 0 else None, patience))
+    made: list[str] = []
+
+    def make() -> dict[str, str]:
+        made.extend([tempfile.mkdtemp(prefix="expunge-")] if processes.rank() == 0 else [])
+        return {}
+
+    processes.agree(make, patience)  # where rank 0 cannot make one, all are told
+    folder = Path(processes.told_by_first("".join(made), patience))
     try:
         yield folder
     finally:

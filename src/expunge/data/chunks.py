@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -20,7 +20,7 @@ from expunge.data.streams import Shards
 from expunge.errors import InputError
 from expunge.runtime.modes import seeded
 from expunge.storage.tensors import add_bytes
-from expunge.validate import check_whole
+from expunge.validate import check_whole, is_whole
 
 BATCHES = 32  # of a chunk: with 128 samples each, the start of a chunk (0.1 s for a ResNet20) is 1 % of its work
 SPREAD = 64  # samples of which the bytes are compared where a dataset does not show its tensors
@@ -95,7 +95,7 @@ def _of_rows(
 
         names: list[str] = [ALL] * count
     else:
-        parts = [(name, rows) for name, members in _members(groups, samples) for rows in members.split(size)]
+        parts = [(name, rows) for name, members in _members(groups, samples) for rows in members.split(min(size, samples))]
 
         def rows_of(number: int) -> Tensor:
             return parts[number][1]
@@ -103,7 +103,7 @@ def _of_rows(
         def grouped() -> str:
             digest = hashlib.sha256()
             for name, rows in parts:
-                digest.update(f"{name}|".encode())
+                digest.update(f"{name}|".encode(errors="surrogatepass"))
                 add_bytes(digest, rows)
             return digest.hexdigest()
 
@@ -184,9 +184,12 @@ def _spread(size: int) -> list[int]:
 
 def _members(groups: Any, samples: int) -> Iterator[tuple[str, Tensor]]:
     """Each group's name and rows, groups in the order of their names."""
-    values = groups.tolist() if hasattr(groups, "tolist") else list(groups) if isinstance(groups, Iterable) else None
-    if values is None or isinstance(groups, (str, bytes)) or len(values) != samples:
+    unordered = isinstance(groups, (str, bytes, Mapping, Set)) or not isinstance(groups, Iterable)
+    values = groups.tolist() if hasattr(groups, "tolist") else None if unordered else list(groups)
+    if not isinstance(values, list) or len(values) != samples:
         raise InputError("groups", f"must hold a name or whole number for each of the {samples} samples", type(groups).__name__)
+    if all(map(is_whole, values)):
+        values = [int(value) for value in values]  # numpy's, which a list may hold
     kinds = {type(value) for value in values}
     if kinds not in ({int}, {str}):
         raise InputError("groups", "must be whole numbers or names, all of one kind", sorted(kind.__name__ for kind in kinds))

@@ -115,6 +115,8 @@ def _agreed(model: nn.Module, mask: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def describe() -> dict[str, str]:
+        if not mask:
+            raise InputError("mask", "must name at least one parameter", "none")
         found.update(_parameters(model, mask))
         for name, value in mask.items():
             if not is_sharded(value) or value.dtype != torch.bool or value.shape != found[name].shape:

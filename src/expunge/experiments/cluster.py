@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from typing import Any
 from expunge.errors import InputError
 
 RETRIES = 3  # of a task whose process or node died
+REACHED = 10.0  # seconds for a cluster to take a connection: Ray itself tries for many minutes, without a word
 NEEDED = "'ray' must be installed: pip install 'expunge[ray]'"
 Do = Callable[..., tuple[int, list[str]]]  # how many broke, and the lines that say what was done
 RunAll = Callable[[Do, Sequence[Sequence[Any]], Callable[[str], None]], int]
@@ -29,7 +32,7 @@ def cluster(device: str) -> Iterator[RunAll]:
         raise InputError("on", NEEDED) from error
     own = not ray.is_initialized()
     if own:
-        ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+        _join(ray)
     try:
         environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path)}}
         resources = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
@@ -42,6 +45,18 @@ def cluster(device: str) -> Iterator[RunAll]:
     finally:
         if own:
             ray.shutdown()
+
+
+def _join(ray: Any) -> None:
+    address = os.environ.get("RAY_ADDRESS", "")
+    try:
+        if place := re.fullmatch(r"([^/]+):(\d+)", address):
+            socket.create_connection((place[1].strip("[]"), int(place[2])), REACHED).close()
+        ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+    except (OSError, ValueError, RuntimeError, OverflowError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        rule = f"a cluster must be at RAY_ADDRESS (host:6379), on this machine (ray start), or start here ({reason})"
+        raise InputError("on", rule, f"RAY_ADDRESS={address}" if address else "no RAY_ADDRESS") from error
 
 
 def _finish(ray: Any, waiting: list[Any], say: Callable[[str], None]) -> int:

@@ -159,4 +159,5 @@ class Pass:
 def _seed(seed: int, chunks: Chunks, number: int) -> int:
     """A seed for every chunk, so that no two draw the same numbers; by its place in its group, whatever other groups there are."""
     group = chunks.groups[number]
-    return int.from_bytes(hashlib.sha256(f"{seed}|{number - chunks.groups.index(group)}|{group}".encode()).digest()[:8], "big") >> 1
+    text = f"{seed}|{number - chunks.groups.index(group)}|{group}"
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8], "big") >> 1  # a name may be a file's

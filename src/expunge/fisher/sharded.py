@@ -38,6 +38,8 @@ KINDS = ("empirical", "expected", "sampled")
 KIND = "sharded-fisher-sums"
 COMM = "_reduce_scatter_comm"
 SETTINGS = {"gradient_divide_factor": 1.0, "force_sum_reduction_for_comms": True}
+ALIKE = "parameters and buffers (training leaves BatchNorm's statistics different: broadcast those of rank 0)"
+HOOKS = "_post_accumulate_grad_hooks"
 
 
 def sharded_diagonal(
@@ -73,6 +75,7 @@ def sharded_diagonal(
         check_objective(objective)
         kinds.check_distribution(kind, objective)
         parameters.update(_parameters(model))
+        _groups(model)
         processes.check_takes(device_of(model), "a sharded model")
         named = objective_name(objective, kind)
         chunks.append(cut(data, batch_size))
@@ -81,12 +84,14 @@ def sharded_diagonal(
         return {"data or batch size": chunks[0].digest(), "parameters": names, "device": device_of(model).type, **settings}
 
     processes.agree(describe, patience)
-    sums = {name: torch.zeros_like(local(parameter), dtype=torch.float64) for name, parameter in parameters.items()}
+    with torch.inference_mode(False):
+        sums = {name: torch.zeros_like(local(parameter), dtype=torch.float64) for name, parameter in parameters.items()}
     cotangents = kinds.of_kind(kind, objective)
     generator = numpy.random.Generator(numpy.random.Philox(int(seed)))
     device, count = device_of(model), 0
     with _squaring(model, parameters) as square, naming("data"), processes.collective(parameters.values(), patience):
         digest = weights_digest(model)
+        processes.agree(lambda: {ALIKE: digest}, patience)
         for number, batch in enumerate(_agreed(chunks[0], objective, patience)):
             if not number:
                 logits = _logits(model, objective, to_device(batch, device))
@@ -152,6 +157,9 @@ def _parameters(model: nn.Module) -> dict[str, Any]:
         if not is_sharded(value):
             raise ModelError(f"{name} must be sharded by fully_shard, as all parameters must; else use fisher.by_chunks")
         check_rows(name, value)
+        if value.dtype == torch.float16:
+            rule = "fully_shard float32 with MixedPrecisionPolicy(param_dtype=torch.float16)"
+            raise ModelError(f"{name} must not be float16, in which the square of a gradient below 0.0002 is 0; {rule}")
     return parameters
 
 
@@ -189,23 +197,26 @@ def _add(
 def _squaring(model: nn.Module, parameters: Mapping[str, Any]) -> Iterator[bool]:
     """Let FSDP2 square gradients before it adds them up, and leave everything as it was; yields whether the caller has to square them,
     as with a single process, where FSDP2 reduces nothing."""
-    groups, names = _groups(model), (COMM, *SETTINGS)
-    before = [(group, name, getattr(group, name)) for group in groups for name in names]
-    gradients = [(value, value.grad) for value in parameters.values()]
-    device = device_of(model)
+    groups, device = _groups(model), device_of(model)
+    before = [(group, name, getattr(group, name)) for group in groups for name in (COMM, *SETTINGS)]
+    gradients = [(value, value.grad, getattr(value, HOOKS, None)) for value in parameters.values()]
     try:
         for group in groups:
             for name, value in {COMM: _Squares(getattr(group, COMM)), **SETTINGS}.items():
                 setattr(group, name, value)
-        for parameter, _ in gradients:
+        for parameter, _, hooks in gradients:
             parameter.grad = None
+            if hooks:  # an optimizer that steps in the backward pass
+                setattr(parameter, HOOKS, None)
         with torch.inference_mode(False), seeded(0, device), in_mode(model, training=False), unchanged(model), safe_norms(model):
             yield processes.world_size() == 1
     finally:
         for group, name, value in before:
             setattr(group, name, value)
-        for parameter, gradient in gradients:
+        for parameter, gradient, hooks in gradients:
             parameter.grad = gradient
+            if hooks:
+                setattr(parameter, HOOKS, hooks)
 
 
 def _groups(model: nn.Module) -> list[Any]:
@@ -215,16 +226,31 @@ def _groups(model: nn.Module) -> list[Any]:
     states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
     listed = [getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)] for state in states]
     groups = [group for several in listed for group in several if group is not None]
-    if not groups or any(not hasattr(group, name) for group in groups for name in (COMM, *SETTINGS)):
+    names = (COMM, *SETTINGS, "reduce_grads", "fsdp_params")
+    if not groups or any(not hasattr(group, name) for group in groups for name in names):
         raise ModelError(f"FSDP2 of torch {torch.__version__} keeps its parameters in a way that is not known here; use 2.11 or 2.13")
+    if any(not group.reduce_grads or any(_pending(part) for part in group.fsdp_params) for group in groups):
+        rule = "call set_requires_gradient_sync(True), and let a backward pass add up what has been accumulated"
+        raise ModelError(f"the model must not be accumulating gradients on each process, where squares would not be added up; {rule}")
     return groups
+
+
+def _pending(part: Any) -> bool:
+    """Whether a parameter of FSDP2 has gradients that no process has added up yet."""
+    unsharded = getattr(part, "_unsharded_param", None)
+    return any(gradient is not None for gradient in (part.unsharded_accumulated_grad, getattr(unsharded, "grad", None)))
 
 
 class _Squares:
     """FSDP2's own way to reduce gradients into shards, of their squares: Σ_r g_r² goes to the process that holds the shard."""
 
     def __init__(self, original: Any) -> None:
-        self.original, self.allocate = original, original.allocate
+        self.original = original
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """In float32 at least: in float16, the square of a gradient below 0.0002 is 0."""
+        allocated: Tensor = self.original.allocate(size, dtype=torch.promote_types(dtype, torch.float32), device=device)
+        return allocated
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
         return self.original(output_tensor, input_tensor.square_(), group, distributed.ReduceOp.SUM, async_op)

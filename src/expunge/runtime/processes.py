@@ -120,6 +120,7 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
     except ExpungeError:
         _linger(place)
         raise
+    _linger(place)
     return own
 
 
@@ -183,7 +184,9 @@ def told_by_first(text: str | None, patience: float = PATIENCE) -> str:
     if rank() == 0:
         _set(key, str(text), patience)
     _wait([key], patience, [0])
-    return _get(key, patience)
+    text = _get(key, patience)
+    _linger(key)
+    return text
 
 
 def is_last(folder: Path) -> bool:
@@ -210,7 +213,7 @@ def _answers(place: str, patience: float) -> list[dict[str, str]]:
 
 
 def _linger(place: str) -> None:
-    """Before an error ends this process, let the others read: without torchrun, rank 0 serves the store, and takes it along."""
+    """Let the others read before this process may end: without torchrun, rank 0 serves the store, and takes it along."""
     with suppress(RuntimeError):
         _set(f"{place}/read/{rank()}", "", LINGER)
         if rank() == 0:

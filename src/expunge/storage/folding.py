@@ -8,6 +8,7 @@ A claim is a lock: the kernel gives it back when its holder ends, however it end
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,22 +65,28 @@ class Totals(Mapping[str, Sums]):
 class FoldedChunks:
     """The sums of chunks by group, ((c₀ + c₁) + c₂) + ...; `groups` names the group of every chunk, those of a group in a row."""
 
-    def __init__(self, folder: str | os.PathLike[str], listing: Mapping[str, str], groups: Sequence[str]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], listing: Mapping[str, str], groups: Sequence[str], patience: float = math.inf
+    ) -> None:
         self.folder, self.groups = Path(folder), groups
         self.names = list(dict.fromkeys(groups))
         self.places = {name: place for place, name in enumerate(self.names)}
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._enter(dict(listing))
+        self._enter(dict(listing), patience)
 
-    def _enter(self, listing: dict[str, str]) -> None:
-        """Write the listing, or compare it with that of an earlier process."""
-        path = self.folder / LISTING
+    def _enter(self, listing: dict[str, str], patience: float) -> None:
+        """Write the listing, or compare it with that of an earlier process; TimeoutError where that process does not write it."""
+        path, end = self.folder / LISTING, time.monotonic() + patience
         while not path.exists():
             with try_lock(self.folder / "folder.lock") as ours:
                 if ours and not path.exists():
                     if others := sorted(entry.name for entry in self.folder.iterdir() if not _is_hidden(entry.name)):
                         raise InputError("keep", "must be a new folder, or one of the same pass", f"{self.folder} with {others[0]}")
                     write_json(path, listing)
+            if time.monotonic() > end and not path.exists():
+                raise TimeoutError(
+                    f"{path} was not written within {patience:g} seconds, by a process that holds {self.folder / 'folder.lock'}"
+                )
             time.sleep(MOMENT)
         try:
             there = read_json(path)

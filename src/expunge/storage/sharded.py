@@ -36,10 +36,15 @@ def form_digest(tensors: Mapping[str, Any]) -> str:
 
 
 def check_rows(name: str, tensor: Any) -> None:
-    """Require what `fully_shard` makes by default: rows over one dimension of processes, those of rank 0 first."""
-    placements = tensor.placements
+    """Require what `fully_shard` makes by default: rows over one dimension of all processes, those of rank 0 first.
+
+    A part of the processes would see a part of the samples, and take it for all; in another order they would count equal scores wrongly.
+    """
+    placements, ranks = tensor.placements, tensor.device_mesh.mesh.flatten().tolist()
     if len(placements) != 1 or not (placements[0].is_shard(0) or placements[0].is_replicate()):
         raise ModelError(f"{name} must be sharded by rows over one dimension of processes, as fully_shard does; found {placements}")
+    if ranks != list(range(torch.distributed.get_world_size())):
+        raise ModelError(f"{name} must be sharded over all processes, in the order of their ranks; found ranks {ranks}")
 
 
 def whole(tensor: Any) -> Tensor:
