@@ -166,5 +166,5 @@ def test_a_policy_of_ones_own(tmp_path):
     path.write_text(json.dumps({"level": 0.05}))
     with pytest.raises(InputError, match="missing"):
         load_policy(path)
-    with pytest.raises(InputError, match="policy"):
+    with pytest.raises(InputError, match=r"policy: must be a file of JSON with the numbers of a Policy \(No such file or directory\)"):
         load_policy(tmp_path / "absent.json")
