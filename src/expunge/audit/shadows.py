@@ -28,6 +28,7 @@ from expunge.data.indices import resolved, rows_of
 from expunge.data.objective import Objective
 from expunge.errors import InputError, MismatchError, UncheckedWarning
 from expunge.metrics.predictions import logits
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.modes import generator, seeded
 from expunge.runtime.progress import is_shown, track
 from expunge.storage.documents import excerpt
@@ -141,7 +142,7 @@ class Shadows:
                 "build: gives the same weights for every seed, so the shadows are more alike than networks of other seeds; right where the "
                 "audited network was trained from these weights, else draw fresh ones by the seed",
                 UncheckedWarning,
-                stacklevel=3,
+                stacklevel=level_of_caller(),
             )
 
     def unlearn(
