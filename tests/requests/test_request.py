@@ -222,6 +222,16 @@ def train():
 @pytest.mark.parametrize(
     "function, told",
     [
+        (
+            "train(): return points(120, 1)[:][0].double(), torch.zeros(120).long()",
+            r"train\(\): must be what the model .* with \.float\(\)",
+        ),
+        ("train(): return torch.zeros(120, 6), torch.full((120,), 4)", r"train\(\): labels must be in \[0, 4\), .* found 4"),
+        ("train(): return torch.zeros(120, 6), torch.full((120, 4), 0.25)", r"train\(\): accuracy needs one integer label for each row"),
+        (
+            "train(): return [{'x': [1] * (3 + row % 2), 'label': 0} for row in range(120)]",
+            r"train\(\): samples must be .* with a collate_fn",
+        ),
         ("test(): return points(40, 2)[:][0][:, :5], torch.zeros(40).long()", r"test\(\): must be what the model \(Sequential\) takes"),
         ("test(): return torch.zeros(9, 6), torch.full((9,), 4)", r"test\(\): labels must be in \[0, 4\), .* found 4"),
         ("validation(): return torch.zeros(9, 6), torch.full((9,), 4)", r"validation\(\): labels must be in \[0, 4\)"),
