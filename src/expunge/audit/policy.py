@@ -73,5 +73,4 @@ def load_policy(path: str | os.PathLike[str] = FILE) -> Policy:
     except (ValueError, TypeError, OSError) as error:
         if isinstance(error, InputError):
             raise
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError("policy", f"must be a file of JSON with the numbers of a Policy ({excerpt(why)})", os.fspath(path)) from error
+        raise InputError("policy", f"must be a file of JSON with the numbers of a Policy ({excerpt(error)})", os.fspath(path)) from error

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset
 
 from expunge.data.batches import Batches, batch_size
 from expunge.data.objective import Batch, Objective, model_outputs
@@ -65,7 +66,9 @@ def _check_entries(batch: Batch, argument: str) -> None:
 
 
 def _advice(batch: Any) -> str:
-    """What to give in place of an array alone, which may be the numbers of rows."""
+    """What to give in place of an array alone, which may be the numbers of rows, or of several datasets."""
+    if isinstance(batch, Dataset):
+        return "; give one dataset for each argument: a scenario is unpacked, as in unlearn(model, *scenario)"
     if not isinstance(batch, (Tensor, numpy.ndarray)):
         return ""
     if batch.ndim == 1 and str(batch.dtype).rpartition(".")[2].startswith(("int", "bool")):
