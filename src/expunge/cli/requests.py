@@ -109,7 +109,7 @@ def prove_command(folder: str, /, id: int, out: str) -> Prove:
 
     Args:
         folder: The folder that `expunge unlearn` wrote, with its openings.json.
-        id: The sample's row in the training data.
+        id: The sample's row in the training data; openings.json lists those of every request.
         out: A file, .json.
     """
     return Prove(folder, id, out)
