@@ -98,6 +98,15 @@ def test_the_default_methods_keep_what_is_not_to_be_forgotten():
         assert found[label].history[-1].accuracies["remain"] > found.before["remain"] - 0.1, label
 
 
+def test_a_warning_names_the_method_and_the_callers_line():
+    with pytest.warns(expunge.NoEffectWarning) as caught:
+        compare(cases.model(), cases.forget(), cases.remain(), {"mask": MASK, "none of it": FisherMask(0, tuning=None)})
+    assert [(str(warning.message).split(":")[0], warning.filename) for warning in caught] == [("none of it", __file__)]
+    with pytest.warns(expunge.NoEffectWarning, match="^the mask") as caught:
+        unlearn(cases.model(), cases.forget(), cases.remain(), FisherMask(0, tuning=None))
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 @pytest.mark.filterwarnings("ignore::expunge.errors.GoalNotMetWarning")
 def test_validation_is_for_those_that_choose():
     held = Subset(cases.dataset(), [1, 2, 4, 5])

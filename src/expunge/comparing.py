@@ -20,6 +20,7 @@ from expunge.methods.labelling import labelled_methods
 from expunge.metrics import accuracy, unlearn_score
 from expunge.model.checks import check_module
 from expunge.outcome import Outcome
+from expunge.runtime.callers import warnings_about
 from expunge.runtime.display import counted, html_table, shortened, text_table
 from expunge.runtime.progress import announce, is_shown
 from expunge.storage.files import write_json
@@ -190,18 +191,19 @@ def compare(
     for number, (label, method) in enumerate(labelled.items(), start=1):
         announce(f"{shortened(label)} ({number} of {len(labelled)})", progress)
         try:
-            results[label] = unlearn(
-                model,
-                forget,
-                remain,
-                method,
-                validation=validation if getattr(method, "takes_validation", False) else None,
-                objective=objective,
-                head=head,
-                watch=watch,
-                batch_size=batch_size,
-                progress=progress,
-            )
+            with warnings_about(shortened(label)):
+                results[label] = unlearn(
+                    model,
+                    forget,
+                    remain,
+                    method,
+                    validation=validation if getattr(method, "takes_validation", False) else None,
+                    objective=objective,
+                    head=head,
+                    watch=watch,
+                    batch_size=batch_size,
+                    progress=progress,
+                )
         except ExpungeError as error:
             results[label] = error
         except Exception as error:  # a defect of one method must not cost the outcomes of the others

@@ -25,6 +25,7 @@ from expunge.model import heads
 from expunge.model.checks import check_finite, check_model, check_unsharded, finite_tensors, screened
 from expunge.model.copying import copied, unwrapped
 from expunge.outcome import Outcome, Record
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.modes import in_mode, seeded
 from expunge.runtime.progress import is_shown
 from expunge.storage.codec import decode, encode
@@ -157,9 +158,13 @@ def unlearn(
     method, choice = used[-1] if used else (method, None)
     if choice is not None:
         if choice.goal_met is False:
-            warnings.warn(f"goal not met, the outcome is the best there was: {'; '.join(choice.missing)}", GoalNotMetWarning, stacklevel=2)
+            warnings.warn(
+                f"goal not met, the outcome is the best there was: {'; '.join(choice.missing)}",
+                GoalNotMetWarning,
+                stacklevel=level_of_caller(),
+            )
     elif watch is None and remain is not None and (cost := _cost(history.records, history.labels["remain"])):
-        warnings.warn(cost, LostAccuracyWarning, stacklevel=2)
+        warnings.warn(cost, LostAccuracyWarning, stacklevel=level_of_caller())
     return Outcome(changed, patch, history.records, worked, method, edit, choice)
 
 
@@ -195,7 +200,7 @@ def _check_unseen(
                 raise InputError("validation" if error.argument == "remain" else error.argument, rule, error.found) from error
         if any(issubclass(warning.category, UncheckedWarning) for warning in caught):
             rule = f"validation: could not be compared with {name}, so make sure that no sample is in both"
-            warnings.warn(rule, UncheckedWarning, stacklevel=4)
+            warnings.warn(rule, UncheckedWarning, stacklevel=level_of_caller())
 
 
 def _difference(model: nn.Module, changed: nn.Module) -> Patch | None:

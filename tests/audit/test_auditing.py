@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,7 +64,9 @@ def test_it_is_shown_within_a_terminal_and_saved(tmp_path):
     assert max(map(len, lines)) <= 80 and "cosmetic" in str(report) and str(report.asked()) == "class 2 (100 samples)"
     assert "<table>" in report._repr_html_() and "cosmetic" in repr(report)
     assert expunge.audit.load_audit(report.save(tmp_path / "out")) == report
-    assert "**cosmetic**" in (tmp_path / "out" / "model-card.md").read_text()
+    card = (tmp_path / "out" / "model-card.md").read_text()
+    assert "**cosmetic**" in card and "What was done" not in card
+    assert "\n\nWhat was done: by hand.\n\n" in replace(report, done="by hand").markdown()
     names = [measure.name for measure in report.measures]
     assert len(names) == len({*names}) and all(measure.words and measure.n for measure in report.measures)
     for text in (str(report), report.markdown()):

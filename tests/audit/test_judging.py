@@ -9,9 +9,10 @@ import pytest
 
 from expunge.audit.findings import Measure, Reason
 from expunge.audit.intervals import Interval, clopper_pearson
-from expunge.audit.judging import BEGUN, judge, saw_forget
-from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, NEIGHBOURS, READ_BACK, RELEARNED, UNSEEN
+from expunge.audit.judging import BEGUN, RETRAINED, judge, saw_forget
+from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, NEIGHBOURS, READ_BACK, RELEARNED, REMAIN, RMIA, UNSEEN
 from expunge.audit.policy import FILE, load_policy
+from expunge.audit.shadow_measures import ULIRA
 from expunge.errors import InputError
 
 POLICY = load_policy()
@@ -53,6 +54,15 @@ def test_rounded_weights_alone_are_named_as_the_only_test_of_the_inside():
     judgement = judge([*of_class(0, 0.2, learned=spread), rounded], "classes", POLICY)
     assert judgement.word == "not distinguished" and "beside rounded weights" in judgement.missing[0]
     assert not judge([*of_class(0, 0.01), rounded], "classes", POLICY).missing
+
+
+@pytest.mark.parametrize("unseen", [0, 0.97])
+def test_retrained_networks_that_are_worse_than_the_original_are_named(unseen):
+    """As after a training by another recipe. One that is as good is enough."""
+    worse, good = (row(REMAIN, 0.9, 0.9, *values) for values in ((0.5, 0.6, 0.55, 0.6, 0.5), (0.5, 0.6, 0.55, 0.88, 0.5)))
+    (told,) = judge([*of_class(unseen, 0.01), worse], "classes", POLICY).missing
+    assert "the best is right of 60.0 %, the original of 90.0 %" in told
+    assert not judge([*of_class(unseen, 0.01), good], "classes", POLICY).missing
 
 
 def test_damage_comes_first():
@@ -147,7 +157,7 @@ def test_without_retrained_networks_nothing_clears():
         rows = [row(UNSEEN, 0.97, unseen), row(f"{UNSEEN}, 8 bits", 0.97, unseen), row(f"{UNSEEN}, 4 bits", 0.97, bits)]
         return judge([*rows, row(READ_BACK, 0.97, back), row("probe, stage 1", 0.97, 0.97)], "classes", POLICY)
 
-    assert alone(0, 0, 0.02).word == "cannot tell" and alone(0, 0, 0.02).missing == ("a network retrained without the forget data",)
+    assert alone(0, 0, 0.02).word == "cannot tell" and alone(0, 0, 0.02).missing == (RETRAINED,)
     assert alone(0.3, 0, 0).word == "partly" and alone(0.3, 0.3, 0.4).word == "partly"
     # Some of it in the answers, nearly all of it beneath them: hidden, and not done.
     assert alone(0.3, 0, 0.95).word == "cosmetic" and alone(0.3, 0.9, 0).word == "cosmetic"
@@ -158,6 +168,9 @@ def test_without_retrained_networks_nothing_clears():
     assert judge([row(ATTACK, 0.8, 0.75)], "samples", POLICY).word == "partly"
     assert judge([row(ATTACK, 0.8, 0.2)], "samples", POLICY).word == "partly"
     assert judge([row(ATTACK, 0.8, 0.5)], "samples", POLICY).word == "cannot tell"
+    for attacks, missing in (([], 2), ([RMIA], 1), ([ULIRA], 1)):  # a sanity check needs no more beside attacks on single samples
+        rows = [row(name, 0.8, 0.5) for name in (ATTACK, *attacks)]
+        assert len(judge(rows, "samples", POLICY).missing) == missing
 
 
 def test_a_reference_that_knows_is_seen():
@@ -183,7 +196,7 @@ def test_a_policy_of_ones_own(tmp_path):
     path.write_text(json.dumps({"level": 0.05}))
     with pytest.raises(InputError, match="missing"):
         load_policy(path)
-    with pytest.raises(InputError, match="policy"):
+    with pytest.raises(InputError, match=r"policy: must be a file of JSON with the numbers of a Policy \(No such file or directory\)"):
         load_policy(tmp_path / "absent.json")
     with pytest.raises(InputError, match="policy: must be the path of a file; found 5"):
         load_policy(5)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -65,6 +68,28 @@ def test_shadows_are_what_a_loop_would_train(tmp_path):
         assert torch.equal(signals.trained[shadow], confidence(logits(model, asked).logits, labels))
         after = expunge.unlearn(model, Subset(data, members), Subset(data, remain), method, watch={}).model
         assert torch.equal(signals.unlearned[shadow], confidence(logits(after, asked).logits, labels))
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """Keeps the model, and warns of the validation data that it was given."""
+
+    takes_validation: ClassVar[bool] = True
+
+    def __call__(self, model, forget, remain, run):
+        warnings.warn(f"{len(run.validation or [])} samples to choose by", UncheckedWarning, stacklevel=1)
+
+
+def test_a_method_that_chooses_is_given_the_validation_data_and_warnings_name_the_shadow(tmp_path):
+    without, chosen = made(tmp_path), made(tmp_path, validation=plain(12, seed=9))
+    without.train()
+    for shadows, number in ((without, 0), (chosen, 12)):
+        with pytest.warns(UncheckedWarning) as caught:
+            assert shadows.missing(Choosing()) == [0, 1, 2, 3] and shadows.unlearn(Choosing()) == 4
+        told = [str(warning.message) for warning in caught]
+        assert told == [f"shadow {shadow}: {number} samples to choose by" for shadow in range(4)]
+    with_a_method = expunge.FisherMask(tuning=None)  # which has no use for them
+    assert without.unlearn(with_a_method) == 4 and chosen.missing(with_a_method) == []
 
 
 def test_nothing_is_computed_twice_and_pieces_go_on(tmp_path):

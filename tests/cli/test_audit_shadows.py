@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import expunge
 from expunge.audit import load_audit
 from expunge.audit.shadow_measures import METHOD, RULI, ULIRA
 from expunge.cli import commands as cli
+from expunge.errors import InputError
 from expunge.experiments.shadow_work import ShadowWork, prepare
 from expunge.requests.task import load_task
 from expunge.vision.zoo import build, save_network
@@ -114,6 +116,19 @@ def test_an_audit_with_shadows_from_end_to_end_and_in_pieces(folder, tmp_path, c
         codes.append(cli.main(pieces))
     assert codes[-1] == 0 and len(codes) > 2
     assert load_audit(tmp_path / "pieces").measures == audit.measures
+
+
+def test_shadows_choose_by_the_validation_data_of_the_task(folder, tmp_path):
+    for name, validation in (("apart.py", "points(40, 3)"), ("shared.py", "test()")):
+        (folder / name).write_text(f"{TASK}\ndef validation():\n    return {validation}\n")
+    work = replace(work_of(folder, tmp_path), method="choose", given=(), task=str(folder / "apart.py"))
+    assert len(prepare(work).ensemble.validation) == 40
+    shared = replace(work, task=str(folder / "shared.py"))
+    with pytest.raises(
+        InputError, match=r"task: validation\(\) of .* must not hold samples of test\(\): shadows choose .*; found 24 equal"
+    ):
+        prepare(shared)
+    assert prepare(replace(shared, method="ssd")).ensemble.validation is None
 
 
 def test_mistakes_are_one_line_and_write_nothing(folder, tmp_path, capsys):

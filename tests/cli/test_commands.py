@@ -33,6 +33,16 @@ def test_help_answers_in_half_a_second(arguments):
     assert min(taken) < 0.5, taken
 
 
+def test_help_names_values_by_what_to_type(capsys):
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        usage, *lines = capsys.readouterr().out.splitlines()
+        assert not any("{None" in line for line in lines), command
+        named = {"undo": "FOLDER", "prove": "FOLDER", "verify": "RECEIPT", "report": "RESULTS"}.get(command)
+        assert named is None or f"] {named}" in usage
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["compare", "--help"], ["train", "--help"], ["--version"]])
 def test_help_does_not_import_torch(arguments):
     program = f"""

@@ -144,6 +144,8 @@ def test_sums_are_stored_in_shards_merged_and_used(here, capsys):
     assert capsys.readouterr().out == "sums: 4 of 4 groups, 120 samples, complete\n"
     assert cli.main(["unlearn", *MASKED, "--forget", "label=3", "--sums", "sums", "--quiet"]) == 0
     assert cli.main(["verify", "out/receipt.json", "--task", "mytask.py"]) == 0
+    assert cli.main([*BUILD, "--out", "sums"]) == 0
+    assert capsys.readouterr().out.endswith("sums: 3 of 4 groups, 120 samples, complete, without the samples of 1 request\n")
     assert cli.main(["unlearn", *MASKED, "--forget", "0-5", "--sums", "shard1"]) == 2
     assert "sums: must be complete" in capsys.readouterr().err
 

@@ -229,12 +229,13 @@ UNREADABLE = {
     "objects": [(object(), 1), (object(), 2)],
     "shapes that differ": [(torch.zeros(2), 1), (torch.zeros(3), 2)],
     "missing values": [(None, 1), (None, 2)],
+    "words that are not padded": [{"words": [1, 2], "label": 0}, {"words": [1, 2, 3], "label": 1}],
 }
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_samples_that_cannot_be_put_together(name):
-    with pytest.raises(InputError, match="forget: samples must be tensors or numbers of one shape"):
+    with pytest.raises(InputError, match="forget: samples must be tensors or numbers of one shape, or give a DataLoader with a collate_fn"):
         list(as_batches(UNREADABLE[name], "forget"))
     for workers in (0, 1):
         with pytest.raises(InputError, match="forget: samples must be tensors or numbers of one shape, or a loader needs a collate_fn"):

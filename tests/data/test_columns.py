@@ -11,6 +11,7 @@ from expunge.errors import InputError
 from expunge.methods import FisherMask
 from expunge.metrics import Relearning
 from expunge.unlearning import unlearn
+from expunge.vision.scenarios import category
 from tests.methods import cases, properties
 
 IMAGES, LABELS = cases.dataset().tensors
@@ -58,6 +59,11 @@ def test_what_is_no_dataset_is_named_with_what_to_do():
     for data in ([IMAGES, LABELS], IMAGES, IMAGES.numpy(), (IMAGES, LABELS[:5])):
         with pytest.raises(InputError, match=message):
             unlearn(cases.model(), data, cases.remain())
+    for rows in ([5, 17], torch.tensor([5, 17]), numpy.array([5, 17]), torch.ones(8, dtype=torch.bool), range(3)):
+        with pytest.raises(InputError, match=r"^forget: a batch must be .*; for rows of a dataset give .*Subset\(dataset, rows\)"):
+            unlearn(cases.model(), rows, cases.remain())
+    with pytest.raises(InputError, match=r"^forget: a batch must be .*; give one dataset for each .* unlearn\(model, \*scenario\)"):
+        unlearn(cases.model(), category(cases.dataset(), 0))
     with pytest.raises(InputError, match="^forget: arrays must hold numbers that torch has; found an array of <U1"):
         unlearn(cases.model(), (IMAGES[:3].numpy(), numpy.array(["a", "b", "c"])), cases.remain())
     with pytest.raises(InputError, match=r"^forget: inputs and targets must be tensors; found a list of str \(encode text first\)"):

@@ -260,7 +260,8 @@ def test_a_defect_in_one_cell_does_not_cost_the_others(done, tmp_path, monkeypat
     monkeypatch.setitem(METHODS, "broken", Broken)
     here, lines = replace(place(tmp_path), models=done[0].models), []
     assert run(tasks("table1", ("broken", "finetune")), here, say=lines.append) == 1
-    assert sum("BROKEN" in line and "a defect" in line for line in lines) == 1
+    (line,) = (line for line in lines if "BROKEN" in line)
+    assert re.search(rf"RuntimeError\('a defect'\) \({re.escape(__file__)}, line \d+\)$", line), line
     assert len(found_in(here)) == 2  # Retrain and Finetune; the broken one left no result
     assert empty(table_of(here, "table1", ("broken", "finetune"))) > 0
 

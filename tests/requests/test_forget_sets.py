@@ -111,7 +111,7 @@ def test_arrays_of_ids_and_masks(task, tmp_path):
         ("1,2,1", "must name every sample once; found 1 more than once"),
         ("0-5,3-8", "found 3, 4, 5 more than once"),
         ("0-119", "must leave samples to keep"),
-        ("label=9", "label= must be a label of the training data; found 9"),
+        ("label=9", "label= must be a label of the training data (0, 1, 2, 3); found 9"),
         ("label=", "label= must be followed by whole numbers"),
         ("label=cat", "label= must be followed by whole numbers"),
         ("predicate=nothing", "must have a function of this name"),

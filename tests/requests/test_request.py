@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 import stat
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from expunge.errors import InputError, MismatchError
+from expunge.methods import FisherMask
 from expunge.requests import request as carrying
 from expunge.requests.estimate import estimate
 from expunge.requests.ledger import read_ledger
@@ -221,6 +222,16 @@ def train():
 @pytest.mark.parametrize(
     "function, told",
     [
+        (
+            "train(): return points(120, 1)[:][0].double(), torch.zeros(120).long()",
+            r"train\(\): must be what the model .* with \.float\(\)",
+        ),
+        ("train(): return torch.zeros(120, 6), torch.full((120,), 4)", r"train\(\): labels must be in \[0, 4\), .* found 4"),
+        ("train(): return torch.zeros(120, 6), torch.full((120, 4), 0.25)", r"train\(\): accuracy needs one integer label for each row"),
+        (
+            "train(): return [{'x': [1] * (3 + row % 2), 'label': 0} for row in range(120)]",
+            r"train\(\): samples must be .* with a collate_fn",
+        ),
         ("test(): return points(40, 2)[:][0][:, :5], torch.zeros(40).long()", r"test\(\): must be what the model \(Sequential\) takes"),
         ("test(): return torch.zeros(9, 6), torch.full((9,), 4)", r"test\(\): labels must be in \[0, 4\), .* found 4"),
         ("validation(): return torch.zeros(9, 6), torch.full((9,), 4)", r"validation\(\): labels must be in \[0, 4\)"),
@@ -234,6 +245,9 @@ def test_a_dry_run_reads_all_data_of_the_task(function, told, tmp_path):
         carrying.checked(request(tmp_path, settings=Settings()))
 
 
+SETTINGS = ", ".join(sorted(field.name for field in fields(FisherMask)))
+
+
 @pytest.mark.parametrize(
     "change, told",
     [
@@ -241,7 +255,7 @@ def test_a_dry_run_reads_all_data_of_the_task(function, told, tmp_path):
         ({"forget": "0-119"}, "forget: must leave samples to keep"),
         ({"settings": Settings("nonsense")}, "method: must be choose, one of fisher-mask"),
         ({"settings": Settings("fisher-mask", ("ratio=2",))}, "ratio: must be in"),
-        ({"settings": Settings("fisher-mask", ("rate=2",))}, "set: must be settings of fisher-mask; it has granularity"),
+        ({"settings": Settings("fisher-mask", ("rate=2",))}, f"set: must be settings of fisher-mask; it has {SETTINGS}; found rate"),
         ({"settings": Settings("fisher-mask", ("ratio",))}, "set: must be NAME=VALUE"),
         ({"settings": Settings("fisher-mask", ("ratio=0.1", "ratio=0.2"))}, "set: must give every setting once"),
         ({"settings": Settings(device="cuda:99")}, "device: must be one that torch finds"),

@@ -97,7 +97,8 @@ def test_functions_that_return_something_else_are_named(before, after, asked, to
 def test_a_task_must_be_a_python_file(path, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "notes.txt").write_text("model")
-    with pytest.raises(InputError, match="must be a Python file"):
+    missing = "; there is no such file" if path == "nothing.py" else ""
+    with pytest.raises(InputError, match=f"must be a Python file{missing}; found .*{path}$"):
         load_task(tmp_path / path)
 
 

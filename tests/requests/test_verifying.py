@@ -249,7 +249,11 @@ def test_what_is_written_replaces_nothing_and_leaves_the_folder_as_it_is(write, 
     assert (copy / "mytask.py").read_bytes() == before and list(misfits(copy / "out")) == []
 
 
-@pytest.mark.parametrize("path", ["nowhere/receipt.json", "mytask.py", "out"])
+def test_a_receipt_may_be_named_by_its_folder(made):
+    assert [*verify(made / "out")] == [*verify(made / "out" / "receipt.json")]
+
+
+@pytest.mark.parametrize("path", ["nowhere/receipt.json", "mytask.py", "."])
 def test_a_receipt_must_be_one(path, made):
     with pytest.raises(InputError, match="receipt: must be the receipt.json of a folder"):
         list(verify(made / path))

@@ -156,6 +156,13 @@ def test_a_pickle_of_anything_but_tensors_is_refused(content, tmp_path):
         load_weights(tmp_path / "w.pt", network())
 
 
+def test_a_whole_model_is_answered_with_what_to_save(tmp_path):
+    torch.save(network(), tmp_path / "w.pt")
+    rule = r"weights: .*torch\.save\(model\.state_dict\(\), \.\.\.\) write them; a whole model is never read.*code; found .*w\.pt$"
+    with pytest.raises(InputError, match=rule):
+        load_weights(tmp_path / "w.pt", network())
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(InputError, match="must be a file of weights"):
         load_weights(tmp_path / "w.safetensors", network())

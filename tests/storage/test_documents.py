@@ -85,6 +85,14 @@ def test_only_plain_files_are_read(tmp_path):
 
 def test_texts_for_messages_are_short_and_printable():
     assert excerpt("plain") == "plain" and excerpt("\x1b[2J") == r"'\x1b[2J'" and excerpt("x" * 999, 10) == "xxxxxxxxxx…"
+    missing, two_lines = FileNotFoundError(2, "No such file or directory", "x.json"), ValueError("two\nlines")
+    assert [excerpt(error) for error in (missing, two_lines, KeyError("a"), KeyError())] == [
+        "No such file or directory",
+        "two lines",
+        "KeyError: 'a'",
+        "KeyError",
+    ]
+    assert excerpt(ValueError("\x1b[2J")) == r"'\x1b[2J'"
     assert named_number("12", 20) == 12
     for text in ("-1", "21", "1.0", "", " 1", "²", "٣", "9" * 5000):
         with pytest.raises(ValueError, match="must be a whole number from 0 to 20"):

@@ -45,6 +45,7 @@ from expunge.data.digest import data_digest
 from expunge.data.objective import Objective, check_objective
 from expunge.errors import ExpungeError, InputError, UncheckedWarning
 from expunge.model.checks import check_module
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.modes import one_thread
 from expunge.runtime.progress import announce, is_shown
 from expunge.storage.tensors import weights_digest
@@ -187,7 +188,7 @@ def _unaware(
         else:
             used.add(name)
             continue
-        warnings.warn(f"{argument}: network {number} {why}; it is left out", UncheckedWarning, stacklevel=3)
+        warnings.warn(f"{argument}: network {number} {why}; it is left out", UncheckedWarning, stacklevel=level_of_caller())
     return used
 
 

@@ -13,6 +13,7 @@ from expunge.data.objective import Objective
 from expunge.data.overlap import check_disjoint
 from expunge.errors import InputError, UncheckedWarning
 from expunge.model.checks import check_module
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.display import counted
 from expunge.validate import shown
 
@@ -42,7 +43,9 @@ def check_sets(sets: Mapping[str, Data], objective: Objective, progress: bool = 
             twins = _twins(sets, name, objective, progress)
         if twins:
             warnings.warn(
-                f"test: {counted(twins, 'sample')} equal to one of {name} in inputs and label; left in", UncheckedWarning, stacklevel=4
+                f"test: {counted(twins, 'sample')} equal to one of {name} in inputs and label; left in",
+                UncheckedWarning,
+                stacklevel=level_of_caller(),
             )
 
 

@@ -13,13 +13,17 @@ from expunge.audit.intervals import Interval, bootstrap_difference
 from expunge.audit.measures import ATTACK, DIVERGENCE, FORGET, NEIGHBOURS, READ_BACK, REMAIN, RMIA, UNSEEN, Kind, Subject
 from expunge.audit.policy import Policy
 from expunge.audit.reading import Reading
-from expunge.audit.shadow_measures import known_by_shadows
+from expunge.audit.shadow_measures import ULIRA, known_by_shadows
 from expunge.audit.strata import stratified_auc
 from expunge.audit.weighing import weigh
 from expunge.runtime.display import counted
 
-OUT = "networks never trained on the forget samples (out, `expunge audit --never-trained`): the loss attack alone is a sanity check"
-RETRAINED = "a network retrained without the forget data"
+OUT = "networks never trained on the forget samples (`out=`, in the shell --never-trained): the loss attack alone is a sanity check"
+RETRAINED = "a network retrained without the forget data (`retrained=`, in the shell --retrained)"
+WORSE = (
+    "retrained networks as good as the original: on other test samples the best is right of {}, the original of {}, so more than the "
+    "forget data may tell them apart"
+)
 COMPARED = (DIVERGENCE, NEIGHBOURS)  # with other networks, beneath the first answer: no share of what the original knew
 BEGUN = "where the original began from pretrained weights, one that began from these: its classifier reads such a network, too"
 ALIKE = "forget samples like the other training samples of their labels: of these the loss attack and RMIA say nothing by themselves"
@@ -56,13 +60,14 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
     told = [test for test in tests if test.found in ("still there", "driven away", "unlike")]
     reasons = tuple(_reason(test, named[test.measure]) for test in sorted(told, key=lambda test: -abs(test.left or 0)))
     seeds = max(len(named[test.measure].retrained) for test in tests)
-    missing = () if seeds >= policy.seeds else (MORE_SEEDS.format(policy.seeds),)
+    missing: tuple[str, ...] = () if seeds >= policy.seeds else (MORE_SEEDS.format(policy.seeds),)
     answered = max((test.left or 0 for test in tests if test.side == "answers" and test.measure not in COMPARED), default=0.0)
     hidden = [test for test in told if test.side == "inside" and test.found == "still there" and (test.left or 0) >= policy.cosmetic_share]
     if hidden and answered < policy.cosmetic_share:
         first = max(hidden, key=lambda test: test.left or 0)
         sentence = f"cosmetic: the answers changed, but “{first.measure}” gives back {_share(first.left)} of what the original network knew"
         return Judgement("cosmetic", sentence, reasons, missing, tuple(tests))
+    missing += _worse(named.get(REMAIN))
     if told:
         still = [test.left or 0 for test in told if test.found == "still there"]
         by = _listed(told)
@@ -86,6 +91,14 @@ def _beside_retrained(tests: Sequence[Test], named: Mapping[str, Measure], polic
         f"at power {policy.power} for {percent(worst)} or more of what the original network knew"
     )
     return Judgement("not distinguished", sentence, tuple(_reason(test, named[test.measure]) for test in powered), missing, tuple(tests))
+
+
+def _worse(remain: Measure | None) -> tuple[str, ...]:
+    """That all retrained networks surely know less of what must stay than the original: they are not what it would have been."""
+    if remain is None or remain.before is None or not remain.retrained:
+        return ()
+    best = max(remain.retrained, key=lambda interval: interval.high)
+    return (WORSE.format(percent(best.value, 1), percent(remain.before.value, 1)),) if best.high < remain.before.low else ()
 
 
 def clears(test: Test) -> bool:
@@ -120,7 +133,7 @@ def _alone(named: Mapping[str, Measure], kind: Kind, policy: Policy, gone: Seque
     sentence = "cannot tell: nothing gives it away, and without a retrained network nothing clears it"
     if unlike:
         return Judgement("cannot tell", sentence, (unlike, *reasons), (RETRAINED, ALIKE))
-    missing = (RETRAINED,) if kind == "classes" or RMIA in named else (RETRAINED, OUT)
+    missing = (RETRAINED,) if kind == "classes" or {RMIA, ULIRA} & named.keys() else (RETRAINED, OUT)
     return Judgement("cannot tell", sentence, reasons, missing)
 
 

@@ -108,6 +108,7 @@ class Audit:
             "",
             f"{capital(self.verdict.sentence)}.",
             "",
+            *([f"What was done: {self.done}.", ""] if self.done else []),
             *(f"- {reason.words}" for reason in self.verdict.reasons),
             *(f"- missing: {missing}" for missing in self.verdict.missing),
             "",

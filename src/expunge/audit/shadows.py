@@ -28,6 +28,7 @@ from expunge.data.indices import resolved, rows_of
 from expunge.data.objective import Objective
 from expunge.errors import InputError, MismatchError, UncheckedWarning
 from expunge.metrics.predictions import logits
+from expunge.runtime.callers import level_of_caller, warnings_about
 from expunge.runtime.modes import generator, seeded
 from expunge.runtime.progress import is_shown, track
 from expunge.storage.documents import excerpt
@@ -65,7 +66,8 @@ class Shadows:
     `data` is a dataset, with the candidates among its samples: the forget set of the audited network and about as many that it never saw.
     `build(seed)` makes a network with fresh weights, on the device to train on. Shadow n has the seed `tuning.seed` + n. `asked` are the
     candidates as networks are asked about them, if not as `data` has them (augmented, for example). `at_once`: how many are trained side
-    by side, which on a GPU is faster.
+    by side, which on a GPU is faster. `validation`: data that neither the audited network nor a shadow was trained on, by which a method
+    that chooses did so.
 
     In `folder` each shadow has its state while it is trained, then its weights and answers, in files named by a digest of the data, the
     settings and the fresh weights; and its answers for each method that it forgot by. Nothing is computed twice, whoever stops it when.
@@ -82,6 +84,7 @@ class Shadows:
     asked: Any = None
     at_once: int = 8
     objective: Objective = Objective()
+    validation: Any = None
 
     def __post_init__(self) -> None:
         check_whole("number", self.number, minimum=4, maximum=10**5)
@@ -141,7 +144,7 @@ class Shadows:
                 "build: gives the same weights for every seed, so the shadows are more alike than networks of other seeds; right where the "
                 "audited network was trained from these weights, else draw fresh ones by the seed",
                 UncheckedWarning,
-                stacklevel=3,
+                stacklevel=level_of_caller(),
             )
 
     def unlearn(
@@ -165,9 +168,10 @@ class Shadows:
                 model.load_state_dict(self._weights(shadow))
                 forget = Subset(self.data, self.rows[self.members[shadow]].tolist())
                 remain = Subset(self.data, self._remain.tolist())
-                with seeded(self._tuning(shadow).seed, device_of(model)):
+                with seeded(self._tuning(shadow).seed, device_of(model)), warnings_about(f"shadow {shadow}"):
                     if is_dataclass(method):
-                        outcome: Any = unlearn(model, forget, remain, method, objective=self.objective, watch={}, progress=False)  # type: ignore[arg-type]
+                        given: dict[str, Any] = {"objective": self.objective, "validation": self._validation_for(method)}
+                        outcome: Any = unlearn(model, forget, remain, method, watch={}, progress=False, **given)  # type: ignore[arg-type]
                     else:
                         outcome = method(model, forget, remain)
                 new = getattr(outcome, "model", outcome)
@@ -294,6 +298,9 @@ class Shadows:
     def _lock(self, shadow: int) -> Path:
         return Path(self.folder) / "locks" / f"{self._digest}-{shadow:04d}.lock"
 
+    def _validation_for(self, method: Any) -> Any:
+        return self.validation if getattr(method, "takes_validation", False) else None
+
     def _name(self, method: Any, about: str | None) -> str:
         """A short name of a method for files: its settings count."""
         if not callable(method) or isinstance(method, type):
@@ -301,6 +308,8 @@ class Shadows:
         text = about or (repr(method) if is_dataclass(method) else getattr(method, "__qualname__", ""))
         if not text or " at 0x" in text or text.endswith("<lambda>"):
             raise InputError("about", "must name what the method does: nothing else tells it from others in the folder", excerpt(text))
+        if (validation := self._validation_for(method)) is not None:
+            text += f", validation {data_digest(validation) or len(validation)}"
         return f"unlearned-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 

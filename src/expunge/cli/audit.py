@@ -198,10 +198,12 @@ def _named(argument: str, make: Any) -> Any:
 
 def _saved(argument: str, path: str, load: Any) -> Any:
     """A network of a file, which may be one that only a task can read."""
+    from expunge.requests.weights import PICKLES
+
     try:
         return _named(argument, load)
     except InputError as error:
-        if error.found != "no kind":
+        if error.found != "no kind" and Path(path).suffix not in PICKLES:
             raise
         rule = "must be a file of `expunge train` or `save_network`; for weights of a model of your own give --task too"
         raise InputError(argument, rule, path) from error

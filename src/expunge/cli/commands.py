@@ -81,11 +81,14 @@ def _parsed(args: list[str]) -> Command:
 
     # Set here, since tyro is not imported above.
     report_command.__annotations__["out"] = Annotated[str, tyro.conf.arg(aliases=("-o",))]
+    for command, name in ((undo_command, "folder"), (verify_command, "receipt"), (prove_command, "folder"), (report_command, "results")):
+        command.__annotations__[name] = Annotated[str, tyro.conf.arg(metavar=name.upper())]
     return tyro.extras.subcommand_cli_from_dict(
         COMMANDS,
         prog="expunge",
         description="Take data out of a trained network. `expunge --version` prints the version.",
         args=args,
+        config=(tyro.conf.DisallowNone,),  # the help of an option that may be left out: INT, not {None}|INT
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from expunge.errors import InputError
+from expunge.runtime.display import counted
 from expunge.runtime.exits import on_one_line, uninterrupted
 from expunge.storage.files import check_folder
 
@@ -84,6 +85,8 @@ def run_fisher(options: Fisher) -> None:
         return
     there = sum(header.file(f"group-{number}") is not None for number in range(len(header.groups)))
     state = "complete" if header.complete else "the other shards are to be merged with it"
+    if header.dropped:
+        state += f", without the samples of {counted(len(header.dropped), 'request')}"
     print(f"{options.out}: {there} of {len(header.groups)} groups, {header.samples} samples, {state}")
 
 

@@ -95,7 +95,7 @@ def verify_command(
     """Check a receipt offline, and name whatever does not fit.
 
     Args:
-        receipt: receipt.json in its folder, or in a copy of that; openings.json may be left out.
+        receipt: receipt.json in its folder, or in a copy of that, or this folder; openings.json may be left out.
         weights: Weights in use: are they those after?
         task: The task file: the edit is replayed, and the weights compared to the bit.
         proof: Of one id, as `expunge prove` writes it; it needs receipt.json and ledger.jsonl alone.
@@ -109,7 +109,7 @@ def prove_command(folder: str, /, id: int, out: str) -> Prove:
 
     Args:
         folder: The folder that `expunge unlearn` wrote, with its openings.json.
-        id: The sample's row in the training data.
+        id: The sample's row in the training data; openings.json lists those of every request.
         out: A file, .json.
     """
     return Prove(folder, id, out)

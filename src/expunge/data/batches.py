@@ -305,7 +305,8 @@ def _collated(samples: list[Any], argument: str) -> Batch:
         return default_collate(samples)
     except (TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(argument, f"samples must be tensors or numbers of one shape ({reason})", type(samples[0]).__name__) from error
+        rule = f"samples must be tensors or numbers of one shape, or give a DataLoader with a collate_fn ({reason})"
+        raise InputError(argument, rule, type(samples[0]).__name__) from error
 
 
 def _length(data: Any, argument: str) -> int:

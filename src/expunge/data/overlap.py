@@ -15,6 +15,7 @@ from expunge.data.objective import Batch, Objective
 from expunge.data.records import CHUNK, PROBE, Part, Stream, labels_at, parts_of, same_rows
 from expunge.data.stored import memory_of, stored_by
 from expunge.errors import InputError, UncheckedWarning, naming
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.modes import seeded
 from expunge.runtime.progress import track
 
@@ -46,7 +47,7 @@ def check_disjoint(forget: Data, remain: Data, objective: Objective = Objective(
     if rows:
         raise InputError("remain", EQUAL, f"{len(rows)} equal, at index {', '.join(map(str, rows[:5]))}{', ...' if rows[5:] else ''}")
     if reason := next((verdict.unchecked for verdict in verdicts if verdict.unchecked), None):
-        warnings.warn(f"{UNCHECKED} ({reason})", UncheckedWarning, stacklevel=3)
+        warnings.warn(f"{UNCHECKED} ({reason})", UncheckedWarning, stacklevel=level_of_caller())
 
 
 class Verdict(NamedTuple):

@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from expunge.data.indices import check_unmasked, rows_of, size_of
 from expunge.errors import UncheckedWarning
+from expunge.runtime.callers import level_of_caller
 
 WHAT = "a sampler's indices "
 
@@ -59,7 +60,7 @@ def loader_rows(loader: DataLoader[Any], argument: str) -> Tensor | None:
         rows, again = (rows_of(_drawn(source), size, argument, WHAT, mask=False) for _ in range(2))
         if {*rows.tolist()} != {*again.tolist()}:
             rule = "its sampler draws other rows in each epoch, so make sure that none is in both the forget and the remain data"
-            warnings.warn(f"{argument}: {rule}", UncheckedWarning, stacklevel=2)
+            warnings.warn(f"{argument}: {rule}", UncheckedWarning, stacklevel=level_of_caller())
             return torch.cat([rows, again]).unique()
     else:
         return None

@@ -6,6 +6,7 @@ Any number of processes may work on one folder, also on other lists of cells: ea
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,7 +162,7 @@ class _Runner:
         except Exception as error:  # a defect in one cell must not cost the others; it leaves no result, and the run says so
             self.broken += 1
             self.pending.remove(task)
-            self.say(f"BROKEN {task.cell.label}: {error if isinstance(error, ExpungeError) else repr(error)}")
+            self.say(f"BROKEN {task.cell.label}: {error if isinstance(error, ExpungeError) else _defect(error)}")
             return
         if network is not None and self.place.keep:
             save(network, task.cell, self.store, self.place.network(task.cell))
@@ -177,3 +178,9 @@ class _Runner:
         if not is_result(failure):
             raise failure
         return Result(cell, cell.digest, 0.0, **surroundings(self.place.device), error=reason(failure)), None
+
+
+def _defect(error: Exception) -> str:
+    """With the line that raised it, which may be of a method of one's own."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error!r} ({frame.filename}, line {frame.lineno})"

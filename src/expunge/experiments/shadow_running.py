@@ -21,6 +21,7 @@ from expunge.experiments.cells import digest_of
 from expunge.experiments.cluster import cluster
 from expunge.experiments.processes import STARTING, in_processes
 from expunge.experiments.shadow_work import Prepared, ShadowWork, prepare, read_shadow_work
+from expunge.requests.request import told
 from expunge.runtime.exits import ended, on_one_line
 from expunge.runtime.modes import device_named, threads
 from expunge.storage.codec import encode
@@ -86,7 +87,7 @@ def do_shadows(
 
         return note
 
-    with nullcontext() if work.threads is None else threads(work.threads):
+    with nullcontext() if work.threads is None else threads(work.threads), told(say):
         ensemble.train(seconds, progress, among, noted("trained"))
         left = None if seconds is None else seconds - (time.monotonic() - started)
         if wanted() and (left is None or left > 0):

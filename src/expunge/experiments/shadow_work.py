@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +17,8 @@ from expunge.audit.shadows import Shadows
 from expunge.data.batches import as_batches
 from expunge.data.labels import as_labels
 from expunge.data.objective import Objective
-from expunge.errors import InputError
+from expunge.data.overlap import check_disjoint
+from expunge.errors import InputError, UncheckedWarning
 from expunge.experiments.results import BROKEN
 from expunge.methods import Method
 from expunge.requests.settings import Settings, build_method
@@ -108,8 +110,10 @@ def _of_task(work: ShadowWork, task: Task) -> Prepared:
     labels, test_labels = (_labels(data, name, task.objective) for name, data in (("train", train), ("test", test)))
     rows = _unseen(labels, test_labels, work)
     method = build_method(Settings(work.method, work.given), task.recipe)
+    validation = _validation(task, method, Subset(test, rows.tolist()))
     data = _joined(train, test, rows)
-    return _prepared(work, data, len(train), len(rows), lambda seed: task.fresh().to(device), task.recipe, method, task.objective)
+    made = _prepared(work, data, len(train), len(rows), lambda seed: task.fresh().to(device), task.recipe, method, task.objective)
+    return replace(made, ensemble=replace(made.ensemble, validation=validation))
 
 
 def _of_dataset(work: ShadowWork) -> Prepared:
@@ -165,6 +169,20 @@ def _unseen(labels: Tensor, test_labels: Tensor, work: ShadowWork) -> Tensor:
     like = torch.isin(test_labels, labels[list(work.forget)].unique()).nonzero().flatten()
     order = torch.randperm(len(like), generator=torch.Generator().manual_seed(work.seed))
     return like[order[: len(work.forget)]].sort().values
+
+
+def _validation(task: Task, method: Method, unseen: Any) -> Any:
+    """The data that a request of the task chose by, if its method did; shadows are trained on half of the unseen candidates."""
+    if not getattr(method, "takes_validation", False) or (validation := task.validation) is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UncheckedWarning)  # each shadow warns
+            check_disjoint(unseen, validation, task.objective)
+    except InputError as error:
+        rule = error.rule.partition(";")[0].replace("the forget set", "test(): shadows choose by the one and forget some of the other")
+        raise InputError("task", f"validation() of {task.path} {rule}", error.found) from error
+    return validation
 
 
 def _dataset(data: Any, name: str, task: Task) -> Any:

@@ -23,6 +23,7 @@ from expunge.errors import InputError, NoEffectWarning
 from expunge.methods.choosing.choice import Choice
 from expunge.model import channels, heads
 from expunge.model.checks import screened
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.modes import in_mode, seeded
 from expunge.training import holding
 from expunge.training.carrying import Carried, holds_nothing
@@ -85,7 +86,7 @@ class Run:
         if (masks or not values) and all(torch.equal(edit.old, edit.new) for edit in patch.edits.values()):
             # Otherwise what training alone forgets would be taken for the mask's work.
             named = f"all {len(patch)} weights it names are zero already" if len(patch) else "it names no weight; give a larger ratio"
-            warnings.warn(f"the mask changed nothing: {named}", NoEffectWarning, stacklevel=2)
+            warnings.warn(f"the mask changed nothing: {named}", NoEffectWarning, stacklevel=level_of_caller())
         patch.apply(model)
         return patch
 

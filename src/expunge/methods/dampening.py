@@ -21,6 +21,7 @@ from expunge.fisher import FisherSums
 from expunge.fisher.naming import objective_name
 from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.model.checks import screened
+from expunge.runtime.callers import level_of_caller
 from expunge.storage.tensors import weights_digest
 from expunge.training.tuning import Tuning
 from expunge.validate import check_choice, check_number, make_plain
@@ -97,7 +98,7 @@ def warn_if_unchanged(patch: Patch) -> None:
     """Warn if no weight was dampened: what is returned then is the model as it was."""
     if not len(patch):
         rule = "no weight matters so much more to the forget data than to all data"
-        warnings.warn(f"nothing was dampened: {rule}", NoEffectWarning, stacklevel=3)
+        warnings.warn(f"nothing was dampened: {rule}", NoEffectWarning, stacklevel=level_of_caller())
 
 
 def batch_importance(model: nn.Module, batches: Batches, objective: Objective) -> FisherSums:

@@ -18,6 +18,7 @@ from expunge.methods.context import Run, check_tuning, needs_remain
 from expunge.methods.dampening import Importance, dampened
 from expunge.methods.label_free_dampening import norms, output_importance
 from expunge.metrics.accuracy import tally
+from expunge.runtime.callers import level_of_caller
 from expunge.training.tuning import Tuning
 from expunge.validate import check_number, check_whole, make_plain
 
@@ -118,4 +119,4 @@ def _warn_of_loss(before: float, after: float) -> None:
     if before - after > LOST:
         fell = f"the accuracy on the remain data fell from {before:.1%} to {after:.1%}"
         advice = "where so many of them are not poison that nobody named, the forget data are too much like the rest"
-        warnings.warn(f"{fell} by the dampening that the goal took: {advice}", LostAccuracyWarning, stacklevel=3)
+        warnings.warn(f"{fell} by the dampening that the goal took: {advice}", LostAccuracyWarning, stacklevel=level_of_caller())

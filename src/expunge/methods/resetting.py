@@ -22,6 +22,7 @@ from expunge.model import heads
 from expunge.model.checks import check_names
 from expunge.model.depth import last_parameters
 from expunge.model.renewal import fresh_values, renewable
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.modes import seeded
 from expunge.training.distillation import Distillation
 from expunge.training.schedules import OneCycle
@@ -97,7 +98,7 @@ class ResetAndDistil:
         values = self._new_values(model, forget, remain, run)
         patch = Patch.setting(model, values)
         if why := "" if len(patch) else self._why_nothing(values):
-            warnings.warn(f"nothing was reset: {why}", NoEffectWarning, stacklevel=2)
+            warnings.warn(f"nothing was reset: {why}", NoEffectWarning, stacklevel=level_of_caller())
         patch.apply(model)
         run.train(model, remain, replace(self.tuning, distillation=self.tuning.distillation or Distillation()))
         return patch

@@ -19,6 +19,7 @@ from expunge.data.objective import Batch
 from expunge.errors import DivergedError, InputError, ModelError, UncheckedWarning
 from expunge.methods.context import Run, check_tuning, class_shape
 from expunge.methods.gradients import carrying, trainable
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.modes import eager, in_mode
 from expunge.training.carrying import Carried
 from expunge.training.loop import Losses
@@ -143,7 +144,9 @@ def check_ratio(ratio: float, what: str, tuning: Tuning, ended: bool = False) ->
     if ended and not DOUBTED[0] <= ratio <= DOUBTED[1]:
         advice = "look at accuracy on data of the classes that stay (watch=...), or do less: a lower rate, fewer epochs"
         warnings.warn(
-            f"{what} is {ratio:.3g} times what it was, so the rest of the network may be lost; {advice}", UncheckedWarning, stacklevel=2
+            f"{what} is {ratio:.3g} times what it was, so the rest of the network may be lost; {advice}",
+            UncheckedWarning,
+            stacklevel=level_of_caller(),
         )
 
 

@@ -19,6 +19,7 @@ from expunge.errors import NoEffectWarning
 from expunge.methods.context import Run, check_tuning, class_shape, needs_remain
 from expunge.methods.streams import mixed, tagged
 from expunge.model.copying import copied
+from expunge.runtime.callers import level_of_caller
 from expunge.runtime.modes import in_mode, seeded
 from expunge.training.carrying import Carried
 from expunge.training.loop import Losses, Phase
@@ -85,7 +86,9 @@ class LoTUS:
 
         if (accuracy := measure()) <= target - MARGIN:
             found = f"the accuracy on the forget data is {accuracy:.3g} already, and it stops below {target:.3g}"
-            warnings.warn(f"LoTUS changed nothing: {found}; if that is wrong, give unseen_accuracy", NoEffectWarning, stacklevel=2)
+            warnings.warn(
+                f"LoTUS changed nothing: {found}; if that is wrong, give unseen_accuracy", NoEffectWarning, stacklevel=level_of_caller()
+            )
             return run.begin()
         phase = Phase(mixed(marked(forget, "forget", True), marked(remain, "remain", False)), "remain", loss, itemgetter(0))
         run.train_phases(

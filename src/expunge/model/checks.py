@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.utils.data import Dataset
 
 from expunge.data.batches import Batches, batch_size
 from expunge.data.objective import Batch, Objective, model_outputs
@@ -59,11 +60,20 @@ def _check_entries(batch: Batch, argument: str) -> None:
     elif isinstance(batch, (tuple, list)) and len(batch) >= 2:
         strange = [entry for entry in batch if not tensors(entry)]
     else:
-        rule = "a batch must be (inputs, targets) or a mapping of tensors"
-        whole = isinstance(batch, (Tensor, numpy.ndarray))
-        raise InputError(argument, rule + ("; give all samples at once as a tuple (inputs, labels)" if whole else ""), _kind(batch))
+        raise InputError(argument, f"a batch must be (inputs, targets) or a mapping of tensors{_advice(batch)}", _kind(batch))
     if strange:
         raise InputError(argument, "inputs and targets must be tensors", _kind(strange[0]))
+
+
+def _advice(batch: Any) -> str:
+    """What to give in place of an array alone, which may be the numbers of rows, or of several datasets."""
+    if isinstance(batch, Dataset):
+        return "; give one dataset for each argument: a scenario is unpacked, as in unlearn(model, *scenario)"
+    if not isinstance(batch, (Tensor, numpy.ndarray)):
+        return ""
+    if batch.ndim == 1 and str(batch.dtype).rpartition(".")[2].startswith(("int", "bool")):
+        return "; for rows of a dataset give torch.utils.data.Subset(dataset, rows)"
+    return "; give all samples at once as a tuple (inputs, labels)"
 
 
 def _kind(value: Any) -> str:

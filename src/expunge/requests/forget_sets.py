@@ -137,8 +137,9 @@ def _labelled(text: str, task: Task) -> list[int]:
     labels, wanted = labels_of(task), [int(part) for part in text.split(",")]
     if labels is None:
         raise InputError(ARGUMENT, "label= needs training data with one whole number per sample as target; give ids", f"label={text}")
+    known = _listed(labels.unique().tolist())
     if absent := [label for label in wanted if not bool((labels == label).any())]:
-        raise InputError(ARGUMENT, "label= must be a label of the training data", _listed(absent))
+        raise InputError(ARGUMENT, f"label= must be a label of the training data ({known})", _listed(absent))
     return torch.isin(labels, torch.tensor(wanted)).nonzero().flatten().tolist()
 
 

@@ -43,11 +43,14 @@ def check_measurable(method: Method, task: Task) -> None:
         raise InputError("method", rule, "an objective() or targets without classes")
 
 
-def check_fitting(method: Method, task: Task, model: nn.Module, batch_size: int) -> None:
-    """Raise where the model does not take the data that will be measured, or their labels are not of its classes."""
+def check_fitting(method: Method, task: Task, model: nn.Module, forget: Data, batch_size: int) -> None:
+    """Raise where the model does not take the data that will be measured, or their labels are not of its classes.
+
+    The samples to forget are those of train().
+    """
     if not has_labels(task):
         return
-    data = {"test": task.test} | ({"validation": task.validation} if getattr(method, "takes_validation", False) else {})
+    data = {"train": forget, "test": task.test} | ({"validation": task.validation} if getattr(method, "takes_validation", False) else {})
     for name, samples in data.items():
         if samples is not None:
             check_watched(model, as_batches(samples, f"{name}()", batch_size), f"{name}()", task.objective, advice="")

@@ -90,7 +90,7 @@ def prepare(request: Request, store: Store | None = None) -> Prepared:
     prepared = Prepared(task, model, stored, method, settings, rows, new, earlier, device, frozen=frozen)
     if store is not None:
         check_fits(store, task, model, check_method(method).kind)
-    check_fitting(method, task, model, settings.batch_size)
+    check_fitting(method, task, model, prepared.forget, settings.batch_size)
     _check_unseen(prepared)
     if earlier is not None:
         _check_same(prepared, earlier)

@@ -82,7 +82,8 @@ def build_method(settings: Settings, recipe: Tuning | None) -> Method:
         return build(**values)
     except TypeError as error:
         known = f"; it has {', '.join(sorted(names))}" if names else ""
-        raise InputError("set", f"must be settings of {name}{known}", str(error)) from error
+        strange = ", ".join(key for key in values if names and key not in names)
+        raise InputError("set", f"must be settings of {name}{known}", strange or str(error)) from error
 
 
 def _reading(name: str) -> Any:

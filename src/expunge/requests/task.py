@@ -223,7 +223,8 @@ def load_task(path: str | os.PathLike[str]) -> Task:
     """Run a task file and check the names it has; its functions are called later. Files beside it can be imported by it."""
     file = Path(os.path.realpath(path))
     if file.suffix != ".py" or not file.is_file():
-        raise InputError(ARGUMENT, "must be a Python file", os.fspath(path))
+        rule = f"must be a Python file{'' if file.exists() else '; there is no such file'}"
+        raise InputError(ARGUMENT, rule, os.fspath(path))
     content = file.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     sources = imported_files(file)

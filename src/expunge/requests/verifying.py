@@ -56,8 +56,9 @@ def verify(
     proof: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> Iterator[Finding]:
-    """All that can be checked, finding by finding; the receipt must be in the folder it was written into, or in a copy of it."""
-    path = Path(receipt)
+    """All that can be checked, finding by finding; the receipt must be in the folder it was written into, or in a copy of
+    it, which may be named in its place."""
+    path = Path(receipt) / RECEIPT if Path(receipt).is_dir() else Path(receipt)
     if not path.is_file() or path.name != RECEIPT:
         raise InputError("receipt", f"must be the {RECEIPT} of a folder of requests", os.fspath(receipt))
     if proof is not None and not Path(proof).is_file():

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -103,8 +104,10 @@ def _unpickled(file: Path) -> Tensors:
     except OSError:
         raise
     except Exception as error:  # torch raises all kinds for files that are none of its own
+        rule = "must hold tensors by name, as safetensors or torch.save(model.state_dict(), ...) write them"
+        if isinstance(error, UnpicklingError):
+            raise InputError(ARGUMENT, f"{rule}; a whole model is never read, since its pickle could run code", os.fspath(file)) from error
         reason = excerpt(" ".join(str(error).split()), 100)
-        rule = "must hold plain tensors by name, which torch.load(..., weights_only=True) takes; save it by safetensors"
         raise InputError(ARGUMENT, f"{rule} ({reason})", os.fspath(file)) from error
     if isinstance(content, Mapping) and not _is_state(content):  # a checkpoint, with an optimizer and epochs beside the weights
         states = [key for key, part in content.items() if _is_state(part)]

@@ -57,9 +57,18 @@ def parse_json(content: bytes | str, largest: int = LARGEST) -> Any:
 
 
 def excerpt(value: object, length: int = 160) -> str:
-    """A value of a file for an error message: on one line, in printable characters, not too long."""
+    """A value of a file, or an error about it, for an error message: on one line, in printable characters, not too long."""
+    value = _told(value) if isinstance(value, Exception) else value
     text = value if isinstance(value, str) and value.isprintable() else repr(value)
     return text if len(text) <= length else f"{text[:length]}…"
+
+
+def _told(error: Exception) -> str:
+    """What an error says, without its class where that says nothing more."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    return text if text and type(error) in (ValueError, TypeError) else f"{kind}: {text}" if text else kind
 
 
 def named_number(text: str, largest: int, smallest: int = 0) -> int:
