@@ -34,8 +34,10 @@ def _by_kernel(a: Tensor, g: Tensor, scratch: Scratch, name: str, active: Active
     """Our own kernel, with the narrower side as the one that it reads again and again."""
     counts = [a.shape[1]] * len(a) if active is None else active.counts
     turned = a.shape[2] > g.shape[2]
-    sides = (tensor.contiguous().flatten(0, 1) if active is None else active.taken(tensor) for tensor in ((g, a) if turned else (a, g)))
-    total = native.products(*sides, counts, scratch, name)
+    image, slopes = (
+        tensor.contiguous().flatten(0, 1) if active is None else active.taken(tensor) for tensor in ((g, a) if turned else (a, g))
+    )
+    total = native.products(image, slopes, counts, scratch, name)
     return total if turned else total.t()
 
 
