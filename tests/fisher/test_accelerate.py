@@ -37,6 +37,12 @@ prepared, loader = accelerator.prepare(model, DataLoader(data, batch_size=16))
 assert type(prepared).__name__ == "DistributedDataParallel"
 fisher.by_chunks(prepared, data, **sharing.CUT).save(f"sums-{accelerator.process_index}.safetensors")
 print(metrics.by_chunks(prepared, data, **sharing.CUT))
+compiled = torch.compile(prepared, backend="eager")  # of which rank 0 waited for rank 1 without an end
+print(fisher.by_chunks(compiled, data, **sharing.CUT).digest == fisher.by_chunks(model, data, **sharing.CUT).digest)
+try:
+    fisher.by_chunks(torch.nn.Sequential(prepared), data, **sharing.CUT)
+except ModelError as error:
+    print(error)
 try:
     fisher.by_chunks(prepared, loader)
 except InputError as error:
@@ -102,6 +108,7 @@ def test_prepared_models_are_taken_and_prepared_loaders_refused(tmp_path):
     for rank, output in enumerate(outputs):
         sums = fisher.FisherSums.load(tmp_path / f"sums-{rank}.safetensors")
         assert sums.digest == alone.digest and all(torch.equal(sums.sums[name], total) for name, total in alone.sums.items())
+        assert "True\nmodel: must not hold a DistributedDataParallel, whose passes wait for other processes, and 0 is one" in output
         assert str(measured) in output and "data: a loader must read its dataset in order" in output
         weights = torch.load(tmp_path / f"weights-{rank}.pt", weights_only=True)
         assert all(torch.allclose(weights[name], value, rtol=1e-11, atol=1e-13) for name, value in expected.items())

@@ -107,6 +107,10 @@ def check_unsharded(model: nn.Module, instead: str, argument: str = "model") -> 
     ]
     if sharded:
         raise ModelError(f"{argument}: must not be sharded, and {sharded[0]} is (FSDP); {instead}")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel) and module.process_group.size() > 1:
+            rule = f"must not hold a DistributedDataParallel, whose passes wait for other processes, and {name or 'it'} is one"
+            raise ModelError(f"{argument}: {rule}; give the model with the module that it wraps")
 
 
 def check_model(model: Any) -> None:

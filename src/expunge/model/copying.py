@@ -30,5 +30,10 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch's DistributedDataParallel, as accelerate prepares models too: the same weights under their own names."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    """The module inside torch's DistributedDataParallel, as accelerate prepares models too: the same weights under their own names.
+
+    Also where that was compiled: its forward pass would wait for other processes, which are at other samples.
+    """
+    compiled = getattr(model, "_orig_mod", None)
+    wrapper = compiled if isinstance(compiled, nn.parallel.DistributedDataParallel) else model
+    return wrapper.module if isinstance(wrapper, nn.parallel.DistributedDataParallel) else model
