@@ -249,6 +249,15 @@ def test_what_is_written_replaces_nothing_and_leaves_the_folder_as_it_is(write, 
     assert (copy / "mytask.py").read_bytes() == before and list(misfits(copy / "out")) == []
 
 
+def test_what_a_stopped_request_left_in_a_mount_point_is_not_in_the_way(copy, tmp_path):
+    """A folder that cannot be renamed has its lock and its unfinished work inside."""
+    (copy / "out" / ".expunge-lock").touch()
+    (copy / "out" / ".expunge-work").mkdir()
+    assert wrong(copy / "out" / "receipt.json", task=copy / "mytask.py") == []
+    undo(copy / "out", tmp_path / "back.safetensors")
+    prove(copy / "out", 5, tmp_path / "proof.json")
+
+
 @pytest.mark.parametrize("path", ["nowhere/receipt.json", "mytask.py", "out"])
 def test_a_receipt_must_be_one(path, made):
     with pytest.raises(InputError, match="receipt: must be the receipt.json of a folder"):
