@@ -253,6 +253,15 @@ def test_a_receipt_may_be_named_by_its_folder(made):
     assert [*verify(made / "out")] == [*verify(made / "out" / "receipt.json")]
 
 
+def test_what_a_stopped_request_left_in_a_mount_point_is_not_in_the_way(copy, tmp_path):
+    """A folder that cannot be renamed has its lock and its unfinished work inside."""
+    (copy / "out" / ".expunge-lock").touch()
+    (copy / "out" / ".expunge-work").mkdir()
+    assert wrong(copy / "out" / "receipt.json", task=copy / "mytask.py") == []
+    undo(copy / "out", tmp_path / "back.safetensors")
+    prove(copy / "out", 5, tmp_path / "proof.json")
+
+
 @pytest.mark.parametrize("path", ["nowhere/receipt.json", "mytask.py", "."])
 def test_a_receipt_must_be_one(path, made):
     with pytest.raises(InputError, match="receipt: must be the receipt.json of a folder"):

@@ -13,6 +13,7 @@ from expunge.requests import folder as names
 from expunge.requests.folder import check_new_file, misfits, receipt_at
 from expunge.requests.receipt import RECEIPT
 from expunge.requests.weights import Tensors, digest_of, load_saved, save_weights
+from expunge.storage.folders import INSIDE
 
 
 def undo(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> str:
@@ -23,7 +24,7 @@ def undo(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> str:
     path = Path(folder)
     if not (path / RECEIPT).is_file():
         raise InputError("folder", f"must be a folder of requests, with a {RECEIPT}", os.fspath(folder))
-    for what in misfits(path):
+    for what in misfits(path, INSIDE):
         raise InputError("folder", "must be as `expunge unlearn` left it", what)
     tensors, shared = original_weights(path)
     save_weights(Path(out), tensors, shared)

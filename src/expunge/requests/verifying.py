@@ -33,6 +33,7 @@ from expunge.runtime.modes import device_named
 from expunge.storage.codec import Count, decode, encode
 from expunge.storage.documents import excerpt, read_json
 from expunge.storage.files import write_json
+from expunge.storage.folders import INSIDE
 
 MEASURED = ("accuracies", "mean_losses", "goal_met", "missing")
 
@@ -65,7 +66,7 @@ def verify(
         raise InputError("proof", "must be a file that `expunge prove` wrote", os.fspath(proof))
     folder, alone = path.parent, proof is not None and _is_alone(path)
     beside = (Path(proof).name,) if proof is not None and Path(proof).parent.resolve() == folder.resolve() else ()
-    wrong = list(misfits(folder, beside, alone))
+    wrong = list(misfits(folder, {*INSIDE, *beside}, alone))
     yield from (Finding(False, what) for what in wrong)
     if alone and not wrong:
         yield Finding(True, f"{RECEIPT} and {LEDGER} fit each other")
