@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from expunge import fisher
 from expunge.data.objective import Objective
+from expunge.errors import ModelError
 from expunge.fisher import diagonal
 from tests import reference
 from tests.fisher.patterns import K, labels
@@ -138,3 +140,32 @@ def test_narrow_types_equal_the_loop_in_the_same_type(name):
     torch.manual_seed(0)
     build, dtype, limit = NARROW[name]
     check(build(), batches(64 if dtype.itemsize > 2 else 9, dtype), limit=limit)  # the loop's own sums are as narrow
+
+
+class WithoutGradient(nn.Linear):
+    def __init__(self, how) -> None:
+        super().__init__(5, K)
+        self.how = how
+
+    def forward(self, x):
+        if self.how in (torch.no_grad, torch.inference_mode):
+            with self.how():
+                return super().forward(x)
+        return self.how(super().forward(x))
+
+
+@pytest.mark.parametrize("kind", ["empirical", "expected", "batch", "absolute"])
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode, torch.Tensor.detach])
+def test_outputs_without_any_gradient_are_refused(how, kind):
+    model, batch = WithoutGradient(how).double(), (torch.randn(6, 5).double(), labels(6))
+    for batches in ([batch], list(zip(*(part.split(1) for part in batch), strict=True))):
+        with pytest.raises(ModelError, match="must have a gradient by its parameters; found none"):
+            fisher.absolute(model, batches) if kind == "absolute" else diagonal(model, batches, kind=kind)
+
+
+def test_parameters_that_the_output_does_not_use_are_zero():
+    model = nn.ModuleDict({"head": nn.Linear(5, K), "other": nn.Linear(5, K)}).double()
+    objective = Objective(outputs=lambda model, batch: model["head"](batch[0]))
+    batch = torch.randn(6, 5).double(), labels(6)
+    sums = diagonal(model, [batch], parameters=["other.weight"], objective=objective).sums
+    assert not sums["other.weight"].any()

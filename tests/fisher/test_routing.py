@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from expunge.errors import ModelError
-from expunge.fisher import diagonal
+from expunge.fisher import absolute, diagonal
+from tests import reference
 from tests.fisher.patterns import K, check, labels
 
 pytestmark = pytest.mark.filterwarnings("ignore::expunge.errors.SlowFisherWarning", "ignore:The PyTorch API of nested tensors")
@@ -114,6 +115,14 @@ class Jagged(Ragged):
         return torch.nested.to_padded_tensor(torch.tanh(self.layer(nested)), 0.0).sum(1)
 
 
+class Strided(Ragged):
+    """A nested tensor without a shape, which cannot be watched."""
+
+    def sums(self, x, lengths):
+        nested = torch.nested.as_nested_tensor([row[:length] for row, length in zip(x, lengths.tolist(), strict=True)])
+        return torch.tanh(torch.nested.to_padded_tensor(self.layer(nested), 0.0)).sum(1)
+
+
 class PackedData(Ragged):
     """A layer on the data of a packed sequence: position by position, the longest samples first."""
 
@@ -149,6 +158,7 @@ class Bag(nn.Module):
 
 RAGGED = {
     "jagged": Jagged,
+    "nested without a shape": Strided,
     "packed data": PackedData,
     "LSTM, in order of length": lambda: Recurrent(nn.LSTM, True),
     "LSTM": lambda: Recurrent(nn.LSTM, False),
@@ -161,6 +171,14 @@ RAGGED = {
 def test_ragged_sequences(name):
     torch.manual_seed(0)
     check(RAGGED[name](), [(torch.randn(6, 4, 5).double(), torch.tensor(each), labels(6)) for each in LENGTHS])
+
+
+def test_absolute_gradients_where_operations_cannot_be_watched():
+    torch.manual_seed(0)
+    model, batch = Strided().double().eval(), (torch.randn(6, 4, 5).double(), torch.tensor(LENGTHS[0]), labels(6))
+    sums = absolute(model, [batch]).sums
+    single = [absolute(model, [tuple(part[row : row + 1] for part in batch)]).sums for row in range(6)]
+    assert reference.worst_error(sums, {name: sum(each[name] for each in single) for name in sums}) <= 1e-10
 
 
 @pytest.mark.parametrize("offsets", [True, False])

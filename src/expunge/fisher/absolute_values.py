@@ -12,7 +12,7 @@ from expunge.data.calling import out_of_memory
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import InputError, ModelError
 from expunge.fisher import adders, kinds
-from expunge.fisher.borrowing import undisturbed, wanted_parameters
+from expunge.fisher.borrowing import check_differentiable, undisturbed, wanted_parameters
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.company import Alone
 from expunge.fisher.comparing import Kept
@@ -42,17 +42,19 @@ def absolute(model: nn.Module, batches: Data, objective: Objective = Objective()
     if not any(value.requires_grad for value in model.parameters()):
         raise ModelError("model: has no parameter that requires a gradient, nothing can be changed")
     parameters = wanted_parameters(model, None)
-    data, device, digest = as_batches(batches), device_of(model), weights_digest(model)
+    data, device, digest, sample = as_batches(batches), device_of(model), weights_digest(model), None
     with undisturbed(model, parameters):
         adder = _Adder(model, parameters, objective)
         while True:
             try:
                 for batch, _ in track(checked(iter(data), device, objective), "absolute gradients", total=data.known, enabled=progress):
+                    sample = take(batch, slice(0, 1)) if sample is None else sample
                     adder.add(batch)
                 adder.finish()
                 break
             except Revised as error:
                 adder.restart(error.names)
+        check_differentiable(model, adder.sums, sample, objective)
     for name, total in adder.sums.items():
         if not torch.isfinite(total).all():
             raise ModelError(f"the gradients of {name} must be finite; found NaN or infinity")

@@ -25,6 +25,8 @@ def batch_squares(model: nn.Module, parameters: Mapping[str, nn.Parameter], batc
         losses = -wide(logits).log_softmax(1).mean(0)
     chances = logits.detach().double().softmax(1).mean(0)
     squares = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
+    if not losses.requires_grad:
+        return squares
     for label, chance in enumerate(chances):
         gradients = torch.autograd.grad(losses[label], list(parameters.values()), retain_graph=label + 1 < len(chances), allow_unused=True)
         for name, gradient in zip(parameters, gradients, strict=True):

@@ -8,10 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from expunge.data.batches import device_of
+from expunge.data.objective import Batch, Objective
 from expunge.errors import InputError, ModelError
+from expunge.fisher.kinds import NO_GRADIENT
+from expunge.fisher.samples import fresh
 from expunge.model.checks import check_model, check_module, check_names, check_unsharded
 from expunge.runtime.modes import in_mode, safe_norms, seeded, unchanged
 
@@ -38,6 +41,23 @@ def undisturbed(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Ite
             for value, flag, gradient in states:
                 value.requires_grad_(flag)
                 value.grad = gradient
+
+
+def check_differentiable(model: nn.Module, totals: Mapping[str, Tensor], sample: Batch, objective: Objective) -> None:
+    """Where all totals are zero, raise ModelError if the output for a sample has a gradient by no parameter of the model at all."""
+    if any(bool(total.any()) for total in totals.values()):
+        return
+    flags = [(value, value.requires_grad) for value in model.parameters() if value.is_floating_point()]
+    try:
+        for value, _ in flags:
+            value.requires_grad_(True)
+        with torch.enable_grad():
+            logits = objective.logits(model, fresh(sample))
+    finally:
+        for value, flag in flags:
+            value.requires_grad_(flag)
+    if flags and not logits.requires_grad:
+        raise ModelError(NO_GRADIENT)
 
 
 def _uncompiled() -> AbstractContextManager[Any]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
-from expunge.data.batches import Batches, Data, as_batches, device_of
+from expunge.data.batches import Batches, Data, as_batches, device_of, take
 from expunge.data.objective import Objective, check_objective
 from expunge.fisher import kinds
 from expunge.fisher.adders import Batchwise, Samplewise
-from expunge.fisher.borrowing import undisturbed, wanted_parameters
+from expunge.fisher.borrowing import check_differentiable, undisturbed, wanted_parameters
 from expunge.fisher.confirming import Revised
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.survey import Plan
@@ -89,14 +89,17 @@ def summed(
             adder: Batchwise | Samplewise = Batchwise(model, parameters, objective)
         else:
             adder = Samplewise(model, parameters, objective, kind, draws, seed, data.known, plan)
-        device = device_of(model)
+        device, sample = device_of(model), None
         while True:
             try:
                 batches = checked(iter(data), device, objective)
                 for batch, adder.labels in track(batches, f"Fisher ({kind})", total=data.known, enabled=is_shown(progress)):
+                    sample = take(batch, slice(0, 1)) if sample is None else sample
                     adder.add(batch)
                 adder.finish()
                 break
             except Revised as error:
                 adder.restart(error.names)
-    return adder.totals(), adder.count
+        totals = adder.totals()
+        check_differentiable(model, totals, sample, objective)
+    return totals, adder.count

@@ -24,14 +24,20 @@ from expunge.data.classes import check_class_logits
 from expunge.data.labels import IGNORED
 from expunge.data.objective import Objective
 from expunge.data.tokens import of_tokens
-from expunge.errors import InputError
+from expunge.errors import InputError, ModelError
 from expunge.fisher import token_kinds
 
+NO_GRADIENT = (
+    "the model's output must have a gradient by its parameters; found none (a forward pass under torch.no_grad or torch.inference_mode, "
+    "or an output that is detached, as that of argmax is)"
+)
 Cotangents = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor per pass
 
 
 def empirical(objective: Objective) -> Cotangents:
     def passes(logits: Tensor, targets: Tensor, noise: Tensor) -> Sequence[Tensor]:
+        if logits.is_inference():
+            raise ModelError(NO_GRADIENT)
         outputs = logits.detach().requires_grad_()
         with torch.enable_grad():
             # Copies: a loss may work in place.

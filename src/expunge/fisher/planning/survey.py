@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import batch_size, device_of, take
 from expunge.data.objective import Batch, Objective
-from expunge.errors import ModelError
+from expunge.errors import InputError, ModelError
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.planning.interception import Interception
@@ -74,6 +74,10 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
         return Plan(looped=list(parameters), reasons=dict.fromkeys(parameters, "torch's fast path gives other outputs"))
     except _Doubt:
         pass
+    except InputError:
+        with torch.enable_grad():
+            objective.logits(model, fresh(probe))  # raises the same, if that is not for being watched
+        return Plan(looped=list(parameters), reasons=dict.fromkeys(parameters, "its operations cannot be watched (nested tensors, say)"))
     try:
         twin = copied(model).double()
         named = dict(twin.named_parameters())
@@ -91,7 +95,7 @@ def survey_without_closed_forms(model: nn.Module, parameters: Mapping[str, nn.Pa
     with torch.no_grad():
         together = objective.logits(model, fresh(probe))
     cotangent = random_like(together)
-    reference, _, _ = _defined(model, parameters, probe, together, cotangent, objective)
+    reference, _ = _defined(model, parameters, probe, together, cotangent, objective)
     batched_names, looped_names = _without_closed_forms(model, list(parameters), probe, cotangent, reference, objective)
     return Plan(batched=batched_names, looped=looped_names)
 
@@ -107,7 +111,8 @@ class _Altered(Exception):
 def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, objective: Objective, doubting: bool = False) -> Plan:
     together, more = _watched(model, parameters, probe, objective)
     cotangent = random_like(together)
-    reference, plain, fewer = _defined(model, parameters, probe, together, cotangent, objective)
+    reference, plain = _defined(model, parameters, probe, together, cotangent, objective)
+    _, fewer = _watched(model, parameters, take(probe, slice(0, 1)), objective)
     assert fewer.mixing is not None and more.mixing is not None
     mixing: Mixing | None = more.mixing
     if not comparable(fewer.mixing, more.mixing):  # a model may keep what its first pass has made
@@ -195,11 +200,8 @@ def random_like(logits: Tensor) -> Tensor:
 
 def _defined(
     model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Batch, together: Tensor, cotangent: Tensor, objective: Objective
-) -> tuple[Squares, Tensor, Interception]:
-    """The probe's squares by the definition and its logits, each sample alone, and the uses in a pass of one sample.
-
-    Checks that samples do not depend on each other.
-    """
+) -> tuple[Squares, Tensor]:
+    """The probe's squares by the definition and its logits, each sample alone. Checks that samples do not depend on each other."""
     totals, outputs = {name: wide(torch.zeros_like(value)) for name, value in parameters.items()}, []
     for index in range(PROBE):
         one = slice(index, index + 1)
@@ -213,7 +215,7 @@ def _defined(
             raise _Altered if _alike(unwatched, alone) else ModelError(COUPLED)
         add_single(totals, parameters, alone, [cotangent[one]])
         outputs.append(alone.detach())
-    return totals, torch.cat(outputs), _watched(model, parameters, take(probe, slice(0, 1)), objective)[1]
+    return totals, torch.cat(outputs)
 
 
 def _alike(logits: Tensor, reference: Tensor) -> bool:
