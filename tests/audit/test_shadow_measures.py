@@ -88,7 +88,7 @@ def run(after, shadows, retrained=None, **options):
 
 def test_what_was_kept_is_found_and_what_was_retrained_is_not(evidence):
     kept = run(trained(0, TRAIN), evidence[keep_all])
-    assert kept.verdict.word == "partly" and {ULIRA, RULI} < {reason.measure for reason in kept.verdict.reasons}
+    assert kept.verdict.word == "partly" and {ULIRA, RULI} <= {reason.measure for reason in kept.verdict.reasons}
     again = run(trained(9, FORGET, TRAIN), evidence[retrain])
     assert again.verdict.word == "cannot tell" and not {ULIRA, RULI} & {reason.measure for reason in again.verdict.reasons}
     assert kept[METHOD].after.low > 0.8 and 0.4 < again[METHOD].after.value < 0.6

@@ -113,7 +113,7 @@ def test_mistakes_in_a_training_are_told_before_it_begins(arguments, message, ca
 def test_two_trainings_of_one_name_do_not_run_at_once(capsys, tmp_path):
     with try_lock(tmp_path / "locks" / "digits-resnet8-seed0.lock"):
         assert cli.main([*TRAINED, "1", "--quiet", "--out", str(tmp_path)]) == 2
-        rule = "out: must not be in use: another training of this name is running there"
+        rule = "out: must not be in use: another command is at work on it there"
         assert capsys.readouterr().err == f"expunge: {rule}; found {tmp_path}/digits-resnet8-seed0\n"
         assert not list(tmp_path.glob("*.*"))
         assert cli.main([*TRAINED, "1", "--seed", "1", "--quiet", "--out", str(tmp_path)]) == 0

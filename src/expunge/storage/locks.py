@@ -79,10 +79,10 @@ def is_at(file: IO[bytes], path: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def lock_all(argument: str, folder: str | os.PathLike[str], names: Iterable[str]) -> Iterator[None]:
-    """Lock several trainings in a folder. Raises InputError where another process trains one of these names there."""
+    """Lock several names in a folder, such as of trainings. Raises InputError where another process works on one of them there."""
     with ExitStack() as stack:
         for name in names:
             if not stack.enter_context(try_lock(Path(folder) / "locks" / f"{name}.lock")):
-                rule = "must not be in use: another training of this name is running there"
+                rule = "must not be in use: another command is at work on it there"
                 raise InputError(argument, rule, f"{os.fspath(folder)}/{name}")
         yield
