@@ -106,8 +106,7 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
     try:
         own = dict(describe())
     except BaseException as error:
-        with suppress(MissingProcessError):
-            _set(f"{place}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}), LINGER)
+        _leave(place, error)
         _linger(place)
         raise
     _set(f"{place}/{rank()}", _text(own), patience)
@@ -117,11 +116,19 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
             if "" in answer:  # no description, but an error
                 raise MissingProcessError(f"rank {number} failed: {answer['']}")
         _compare(answers)
-    except ExpungeError:
+    except ExpungeError as error:
+        if isinstance(error, MissingProcessError):  # whoever comes later must not take this process for one that goes on
+            _leave(place, error)
         _linger(place)
         raise
     _linger(place)
     return own
+
+
+def _leave(place: str, error: BaseException) -> None:
+    """An error instead of a description."""
+    with suppress(MissingProcessError):
+        _set(f"{place}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}), LINGER)
 
 
 @contextmanager
