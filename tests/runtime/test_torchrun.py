@@ -68,6 +68,25 @@ class Stopped:
     check = get = set = add
 
 
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (RuntimeError("Application timeout caused pair closure"), "another process does not answer"),
+        (distributed.DistNetworkError("Failed to recv, got 0 bytes. Connection was likely closed."), "another process has ended"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"), "another process has ended"),
+    ],
+)
+def test_what_torch_raises_without_another_process_is_told(error, told):
+    with pytest.raises(processes.MissingProcessError, match=told), processes.named_failures():
+        raise error
+
+
+def test_other_errors_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="^shapes differ$") as raised, processes.named_failures():
+        raise RuntimeError("shapes differ")
+    assert type(raised.value) is RuntimeError
+
+
 def test_a_store_that_never_answers_is_told_in_time(monkeypatch):
     store = Stopped()
     monkeypatch.setattr(processes, "_store", lambda: store)

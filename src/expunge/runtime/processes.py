@@ -25,6 +25,7 @@ PATIENCE = 300.0  # seconds to wait for other processes
 RECORD, UNIT = "\x1e", "\x1f"  # ASCII's separators
 LINGER = 3.0  # seconds
 MOMENT = 0.02  # seconds between two looks
+WORDS = ("gloo", "Gloo", "NCCL", "TCPStore", "pair closure")  # in what torch's backends raise; the last is gloo's, without its name
 
 
 class MissingProcessError(ExpungeError, RuntimeError):
@@ -106,8 +107,7 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
     try:
         own = dict(describe())
     except BaseException as error:
-        with suppress(MissingProcessError):
-            _set(f"{place}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}), LINGER)
+        _leave(place, error)
         _linger(place)
         raise
     _set(f"{place}/{rank()}", _text(own), patience)
@@ -117,11 +117,19 @@ def agree(describe: Callable[[], Mapping[str, str]], patience: float = PATIENCE)
             if "" in answer:  # no description, but an error
                 raise MissingProcessError(f"rank {number} failed: {answer['']}")
         _compare(answers)
-    except ExpungeError:
+    except ExpungeError as error:
+        if isinstance(error, MissingProcessError):  # whoever comes later must not take this process for one that goes on
+            _leave(place, error)
         _linger(place)
         raise
     _linger(place)
     return own
+
+
+def _leave(place: str, error: BaseException) -> None:
+    """An error instead of a description."""
+    with suppress(MissingProcessError):
+        _set(f"{place}/{rank()}", _text({"": f"{type(error).__name__}: {error}"}), LINGER)
 
 
 @contextmanager
@@ -158,15 +166,19 @@ def named_failures(where: str = "", place: str = "") -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
-        if isinstance(error, MissingProcessError) or not any(word in text for word in ("gloo", "Gloo", "NCCL", "TCPStore")):
+        if isinstance(error, MissingProcessError) or not (_from_torch(error) or any(word in text for word in WORDS)):
             raise
         reason = ""
         with suppress(RuntimeError):
             reason = _get(f"{place}/failure", LINGER) if place and _has(f"{place}/failure", LINGER) else ""
         if reason:
             raise MissingProcessError(f"{reason}; this process stops{where}") from error
-        ended = "does not answer" if "Timed out" in text else "has ended"
+        ended = "does not answer" if "Timed out" in text or "timeout" in text else "has ended"
         raise MissingProcessError(f"another process {ended}{where}; this one cannot go on ({text.splitlines()[0]})") from error
+
+
+def _from_torch(error: RuntimeError) -> bool:
+    return distributed.is_available() and isinstance(error, distributed.DistError)
 
 
 def tell_failure(place: str, error: BaseException) -> None:
