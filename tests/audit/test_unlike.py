@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,8 @@ def test_a_network_that_never_saw_wrong_labels_is_not_accused_of_finding_them_ha
     assert "though it was trained on both" in report.verdict.reasons[0].words
     beside = expunge.audit(original, retrained, forget, remain, clouds(240, seed=1), [other], settings=QUICK)
     assert beside.verdict.word == "not distinguished"
+    nothing_done = expunge.audit(original, copy.deepcopy(original), forget, remain, clouds(240, seed=1), settings=QUICK)
+    assert nothing_done.verdict.word == "partly"
 
 
 def test_samples_that_a_network_never_trained_on_them_finds_hard_are_hard_for_another():

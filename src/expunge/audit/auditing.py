@@ -136,7 +136,8 @@ def audit(
             measures += shadow_measures({name: networks[name] for name in values}, shadows, subject.kind, policy, objective)
     retrained_readings = [reading for name, reading in readings.items() if name.startswith("retrained")]
     lost = lost_utility(readings["before"], readings["after"], retrained_readings, subject, measures, policy)
-    unlike = unlike_others(readings["before"], {name: told[name] for name in outside}, subject, policy)
+    same = same_answers(readings["before"], readings["after"])  # then nothing was done, and losses tell
+    unlike = None if same else unlike_others(readings["before"], {name: told[name] for name in outside}, subject, policy)
     edges = edges_of(readings["before"], readings["after"])
     return Audit(
         verdict=judge(measures, subject.kind, policy, lost, subject.gone.tolist(), unlike),
