@@ -63,10 +63,9 @@ def squares(
     name: str,
 ) -> Tensor:
     """The running total of Σ_n (dW_n)² as (taps, channels, out), from contiguous (N, H, W, channels) and (N, H', W', out)."""
-    geometry = _Geometry(
-        0, images.shape[3], 0, Pair(*images.shape[1:3]), Pair(*slopes.shape[1:3]), Pair(*kernel), Pair(*stride), Pair(*padding),
-        Pair(*dilation), torch.get_num_threads(), 0, None,
-    )  # fmt: skip
+    settings = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    pairs = {field: Pair(*value) for field, value in {"image": images.shape[1:3], "output": slopes.shape[1:3], **settings}.items()}
+    geometry = _Geometry(channels=images.shape[3], **pairs)
 
     def add(some: range, total: Tensor) -> None:
         _add(images[some.start : some.stop], slopes[some.start : some.stop], geometry, len(some), scratch, total)
@@ -76,9 +75,8 @@ def squares(
 
 def products(a: Tensor, g: Tensor, counts: Sequence[int], scratch: Scratch, name: str) -> Tensor:
     """The running total of Σ_n (a_nᵀ g_n)² as (I, O) for samples of `counts` rows each, end to end in contiguous (R, I) and (R, O)."""
-    ends = torch.tensor([0, *itertools.accumulate(counts)])
-    one, none = Pair(1, 1), Pair(0, 0)
-    geometry = _Geometry(0, a.shape[1], 0, one, one, one, one, none, one, torch.get_num_threads(), 0, None)
+    ends = torch.tensor([0, *itertools.accumulate(counts)], device="cpu")  # whatever the default device is
+    geometry = _Geometry(channels=a.shape[1], kernel=Pair(1, 1))
 
     def add(some: range, total: Tensor) -> None:
         geometry.ends = ends[some.start :].data_ptr()
@@ -107,6 +105,7 @@ def _total(
 
 
 def _add(images: Tensor, slopes: Tensor, geometry: _Geometry, samples: int, scratch: Scratch, total: Tensor) -> None:
+    """Add these samples to the total; the geometry lacks what follows from these."""
     kernels, out = library(), total.shape[-1]
     assert kernels is not None
     if slopes.shape[-1] != out:  # whole vectors of them
@@ -114,9 +113,9 @@ def _add(images: Tensor, slopes: Tensor, geometry: _Geometry, samples: int, scra
         padded[..., slopes.shape[-1] :] = 0
         padded[..., : slopes.shape[-1]] = slopes
         slopes = padded
-    by_samples = total.nbytes <= PRIVATE_BYTES
-    others = scratch.take("totals", (geometry.threads - 1, *total.shape), total) if by_samples else total
-    geometry.samples, geometry.out, geometry.by_samples = samples, out, by_samples
+    threads, by_samples = torch.get_num_threads(), total.nbytes <= PRIVATE_BYTES
+    others = scratch.take("totals", (threads - 1, *total.shape), total) if by_samples else total
+    geometry.samples, geometry.out, geometry.threads, geometry.by_samples = samples, out, threads, by_samples
     run = getattr(kernels, f"squares_{KINDS[total.dtype]}_{vector_bits()}")
     given = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (images, slopes))
     run(*given, ctypes.byref(geometry), *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (total, others)))
