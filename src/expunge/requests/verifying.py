@@ -140,9 +140,7 @@ def _replayed(folder: Path, receipt: Receipt, task_file: str | os.PathLike[str],
     yield from _sources({**task.sources, **method_file(state.settings.method)}, receipt)
     for name, data, digest in (("train", task.train, task.data), ("test", task.test, task.test_data)):
         known = receipt.data[name]
-        if (
-            digest is None or (known is None and type(data) is tuple) or (known is None and is_of_rows(digest))
-        ):  # receipts of an earlier version have none of rows
+        if digest is None or (known is None and (type(data) is tuple or is_of_rows(digest))):  # not in receipts of an earlier version
             yield Finding(known is None, f"{name}(): data without a digest", compared=False)
         elif is_of_rows(known or digest):
             yield Finding(
