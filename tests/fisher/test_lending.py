@@ -19,6 +19,15 @@ def surveys(monkeypatch):
     for module in (lending, adders):
         plain, name = module.survey, module.__name__.rpartition(".")[2]
         monkeypatch.setattr(module, "survey", lambda *given, plain=plain, name=name: made.append(name) or plain(*given))
+    obvious = adders.obvious_plan
+
+    def recorded(*given):
+        plan = obvious(*given)
+        if plan is not None:
+            made.append("obvious")
+        return plan
+
+    monkeypatch.setattr(adders, "obvious_plan", recorded)
     return made
 
 
@@ -53,7 +62,7 @@ def test_a_pass_is_planned_once(surveys):
 def test_a_chunk_that_the_plan_does_not_fit_makes_its_own(surveys):
     model, data, groups = branching()
     sums = passed(model, data, groups, TensorDataset(*data[:2])).alone()
-    assert surveys == ["lending", "adders", "adders"]  # the two chunks of group 1
+    assert surveys == ["lending", "obvious", "obvious"]  # the two chunks of group 1
     for group in range(3):
         rows = (groups == group).nonzero().flatten()
         expected = reference.fisher(copy.deepcopy(model).double(), (data[rows][0].double(), data[rows][1]))

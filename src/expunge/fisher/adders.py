@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy
 import torch
@@ -23,12 +22,12 @@ from expunge.fisher.closed_forms.early import Early
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.company import Alone
 from expunge.fisher.comparing import Kept
-from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient, waiting_at_most
+from expunge.fisher.confirming import Confirmation, Revised, Unfounded, samples_with_gradient, waiting_at_most
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.linearity import check_linear
 from expunge.fisher.planning.description import warn_if_slow
 from expunge.fisher.planning.passes import Pass, closed_forms
-from expunge.fisher.planning.survey import Plan, survey
+from expunge.fisher.planning.survey import Plan, obvious_plan, survey
 from expunge.fisher.queueing import QueuedConfirmation
 from expunge.fisher.reading import Labels
 from expunge.fisher.samples import Squares, batched, looped
@@ -37,8 +36,9 @@ from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
 from expunge.runtime.transfers import sent
 
-# Takes a batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, in which memory, and an audit.
-Step = Callable[[tuple[Batch, Tensor, Tensor, int | None, int, Audit | None]], Pass]
+# A batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.
+Given = tuple[Batch, Tensor, Tensor, int | None, int]
+Step = Callable[..., Pass]  # takes these, and now and then an audit
 CONFIRMED_ON = ("cpu", "cuda")
 
 
@@ -103,6 +103,7 @@ class Samplewise(Totals):
         self.confirms = (place := device_of(model).type) in CONFIRMED_ON
         self.confirmation = _confirmation(place, model, parameters, objective, self.seed, expected)
         self.plan = plan
+        self.surveys = False  # at once: an obvious plan did not hold
         self.revised = False  # once already
         self.warned = False  # that it is slow
         self.begun = False
@@ -166,9 +167,12 @@ class Samplewise(Totals):
     def restart(self, names: set[str]) -> None:
         """The named parameters go one sample at a time; all of them, where that was not the end of it."""
         super().restart(names)
-        assert self.plan is not None
-        self.plan.revise(set(self.parameters) if self.revised else names)
-        self.revised, self.step, self.logits = self.revised or bool(names), None, None
+        self.step, self.logits = None, None
+        if self.plan_now.shown:
+            self.plan_now.revise(set(self.parameters) if self.revised else names)
+            self.revised = self.revised or bool(names)
+        else:
+            self.plan, self.surveys = None, True
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirmation.begin()
 
@@ -179,16 +183,29 @@ class Samplewise(Totals):
         self.begun = True
         if samples == 1:  # one sample is its own definition
             before = self.confirmation.moving()
-            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0, None))
+            result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))
             if self.confirms:
                 self.confirmation.steady(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
+        if self.plan is None and self.confirms and not self.surveys:
+            self.plan = obvious_plan(self.model, self.parameters, batch, self.objective)
         if self.plan is None:
             self.plan = survey(self.model, self.parameters, batch, self.objective)
             self.warn()
+        try:
+            return self.confirmed(batch, noise)
+        except Unfounded:
+            if self.count:  # other samples were added by this plan
+                raise
+        self.plan, self.step, self.surveys = None, None, True
+        return self.squares(batch, noise)
+
+    def confirmed(self, batch: Batch, noise: Tensor) -> Squares:
+        """The squares of a batch by the plan, and what is confirmed of it at once."""
+        samples = batch_size(batch)
         if not self.confirms:
             return self.planned(batch, noise, [])
-        self.confirmation.irregular |= self.plan.mixes
+        self.confirmation.irregular |= self.plan_now.mixes
         self.early = Early(self.early_sums())
         squares = self.planned(batch, noise, self.confirmation.draw(samples, self.plan_now.entries), self.early)
         if self.confirmation.queues(samples):
@@ -235,18 +252,23 @@ class Samplewise(Totals):
         turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
         self.scratch.add_early(early)
         added = set[str]() if early is None else early.added
+        given, audit = (batch, noise, rows, turn, slot), self.confirmation.audit(plan, len(noise)) if self.confirms else None
         try:
-            result = self.step((batch, noise, rows, turn, slot, self.confirmation.audit(plan, len(noise)) if self.confirms else None))
+            result = self.step(given) if audit is None else self.step(given, audit)
         except Exception as error:
             if out_of_memory(error) or not plan.layouts or added:
                 raise
-            self.by(Plan())((batch, noise, rows, turn, slot, None))  # the error of the plain model, where it has one
+            if not plan.shown:
+                raise Unfounded from error
+            self.by(Plan())(given)  # the error of the plain model, where it has one
             plan.revise(set(self.parameters))
             self.step = None
             return self.planned(batch, noise, drawn)
         self.logits = result.logits.shape
         if added and (result.unexpected or (result.reads and not self.confirmation.irregular)):
             raise self.not_early()
+        if not plan.shown and (result.unexpected or result.wrong or (audit is not None and audit.name is None and audit.silent)):
+            raise Unfounded
         if result.unexpected:
             plan.revise(result.unexpected)
             self.step = None
@@ -297,9 +319,10 @@ def _pass(
     scratch: Scratch,
     pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
     compared: Collection[int],  # paths of passes before
-    given: tuple[Batch, Tensor, Tensor, int | None, int, Audit | None],
+    given: Given,
+    audit: Audit | None = None,
 ) -> Pass:
-    batch, noise, rows, turn, slot, audit = given
+    batch, noise, rows, turn, slot = given
     drawn, alone = Drawn(rows, turn=turn, compared=compared, slot=slot, audit=audit), []
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
@@ -345,6 +368,6 @@ def _kept(batch: Batch, rows: Tensor, result: Pass, others: list[Part], slot: in
     return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, result.turn, result.path)
 
 
-def _graphed(step: Callable[[Any], Result]) -> Callable[[Any], Result]:
+def _graphed(step: Callable[..., Result]) -> Callable[..., Result]:
     """The same step, as a CUDA graph from the second batch of a shape on: launching kernels from Python takes longer than running them."""
     return GraphedStep(step, warm=1, lasting=False)

@@ -46,6 +46,13 @@ class Revised(Exception):
         self.names = names
 
 
+class Unfounded(Revised):
+    """A plan that nothing has shown yet does not hold: a survey must make another."""
+
+    def __init__(self) -> None:
+        super().__init__(set())
+
+
 class Confirmation:
     """Draws samples, and compares their logits, the gradients of their losses and those of their weights with plain passes.
 
@@ -193,10 +200,15 @@ class Confirmation:
         return None if whole else self._turn
 
     def audit(self, plan: Plan, samples: int) -> Audit | None:
-        """What of the squares themselves is recomputed: of all parameters while the plan is young, then of one; not in CUDA graphs."""
-        if self._on_cuda or not plan.layouts:
+        """What of the squares themselves is recomputed: of all parameters while the plan is young, then of one; not in CUDA graphs.
+
+        Where nothing else has shown the plan and each launch counts, of one parameter for each form of an operation.
+        """
+        if not plan.layouts or (self._on_cuda and (plan.shown or not self._young(samples))):
             return None
         pick, names = float(self.generator.random()), list(plan.layouts)
+        if self._on_cuda:
+            return Audit(pick, once=True)
         return Audit(pick, None if self._young(samples) else names[int(self.generator.integers(len(names)))])
 
     def _young(self, samples: int) -> bool:

@@ -39,7 +39,7 @@ class GraphedStep(Generic[Result]):
     """
 
     def __init__(
-        self, step: Callable[[Batch], Result], before_capture: Callable[[], None] = lambda: None, warm: int = WARM, lasting: bool = True
+        self, step: Callable[..., Result], before_capture: Callable[[], None] = lambda: None, warm: int = WARM, lasting: bool = True
     ) -> None:
         self.step, self.before_capture, self.warm = step, before_capture, warm
         self._kernels: Callable[[], AbstractContextManager[None]] = fastest_kernels if lasting else nullcontext
@@ -47,20 +47,21 @@ class GraphedStep(Generic[Result]):
         self._captured: dict[object, _Captured[Result]] = {}
         self._capturable = True
 
-    def __call__(self, batch: Batch) -> Result:
+    def __call__(self, batch: Batch, *aside: Any) -> Result:
+        """What is given `aside` a graph could not take: with it the step is eager."""
         with _current(tensors(batch)[0].device):
-            return self._run(batch)
+            return self._run(batch, aside)
 
-    def _run(self, batch: Batch) -> Result:
+    def _run(self, batch: Batch, aside: tuple[Any, ...]) -> Result:
         form = _form(batch)
         known = form is not None and self._seen[form] and self._seen.total() >= self.warm
-        if self._capturable and known and form not in self._captured and len(self._captured) < GRAPHS:
+        if self._capturable and known and not aside and form not in self._captured and len(self._captured) < GRAPHS:
             self._capture(form, batch)
-        captured = self._captured.get(form)
+        captured = None if aside else self._captured.get(form)
         if captured is None:
             self._seen[form] += 1
             with self._kernels():
-                return self.step(batch)
+                return self.step(batch, *aside)
         for static, tensor in zip(tensors(captured.batch), tensors(batch), strict=True):
             static.copy_(tensor)
         captured.graph.replay()

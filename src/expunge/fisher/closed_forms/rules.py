@@ -49,8 +49,8 @@ class Linear(torch.autograd.Function):
             active = Active.of(use.rows(gradient).flatten(1, -2)) if in_order and gradient[..., 0].numel() > use.samples else None
             if use.weight is not None:
                 a, g = (use.rows(tensor).flatten(1, -2) for tensor in (inputs, gradient))
-                if use.audit is not None:
-                    use.audit.add_product(use.weight, *((a, g) if ctx.transposed else (g, a)))
+                if (audit := use.audited(use.weight, "linear", ctx.transposed, a.shape[1:], g.shape[1:])) is not None:
+                    audit.add_product(use.weight, *((a, g) if ctx.transposed else (g, a)))
                 if use.has_several(use.weight):
                     assert use.shared is not None
                     use.shared.add_product(use.weight, *((a, g) if ctx.transposed else (g, a)))
@@ -101,8 +101,8 @@ class Convolution(torch.autograd.Function):
             if use.weight is not None:
                 a, g = (use.layout.first(tensor, use.samples) for tensor in (inputs.to(gradient.dtype), gradient))
                 a, g = (g, a) if ctx.transposed else (a, g)
-                if use.audit is not None:
-                    convolution.audit(use.audit, use.weight, a, g, ctx.geometry, use.samples)
+                if (audit := use.audited(use.weight, ctx.geometry, ctx.transposed, a.shape[1:], g.shape[1:])) is not None:
+                    convolution.audit(audit, use.weight, a, g, ctx.geometry, use.samples)
                 place = use.scratch.place(use.weight)
                 use.finish(use.weight, convolution.squares(a, g, ctx.geometry, use.scratch, place, len(a) // use.samples))
             use.add_bias(gradient, 1)
@@ -143,6 +143,11 @@ class Affine(torch.autograd.Function):
         use: Use = ctx.use
         with as_chosen(gradient):
             use.keep(partial(_of_scale, ctx.channel, ctx.dimensions), normalised, gradient)
+            if (audit := use.audited(use.weight, "norm", ctx.channel, ctx.dimensions, gradient.shape[1:])) is not None:
+                assert use.weight is not None
+                parts = (use.entries(audit, use.weight, part, ctx.channel, ctx.dimensions) for part in (gradient, normalised))
+                audit.add_entry(use.weight, *parts)
+            use.audit_bias(gradient, ctx.channel, ctx.dimensions)
             last = ctx.channel == gradient.dim() - 1 and use.layout == Layout() and gradient.dim() > 2
             if use.weight is not None and last and (fused := _fused(normalised, gradient)):
                 scaled, plain, product = fused(normalised.contiguous(), gradient.contiguous(), None, scale)
@@ -174,9 +179,15 @@ class FrozenBatchNorm(torch.autograd.Function):
         with as_chosen(gradient):
             use.keep(partial(_of_batch_norm, mean, variance, ctx.epsilon), inputs, gradient)
             inverse, shape = (variance + ctx.epsilon).rsqrt(), (-1,) + (1,) * (inputs.dim() - 2)
+            if (audit := use.audited(use.weight, "batch norm", inputs.shape[1:])) is not None:
+                assert use.weight is not None
+                slopes, images = (use.entries(audit, use.weight, part, 1) for part in (gradient, inputs))
+                middle, width = (part[audit.entry(use.weight, part.shape)] for part in (mean, inverse))
+                audit.add_entry(use.weight, slopes, (images - middle) * width)
             if use.weight is not None and inputs.dim() == 4 and use.layout == Layout() and (fused := _fused(inputs, gradient)):
                 assert weight is not None
                 images, slopes = inputs.movedim(1, -1).contiguous(), gradient.movedim(1, -1).contiguous()
+                use.audit_bias(gradient, 1)
                 scaled, plain, centred = fused(images, slopes, mean, inverse * weight)
                 use.add_vectors(centred * inverse, plain)
                 return None, scaled.movedim(-1, 1), None, None, None, None, None

@@ -46,8 +46,8 @@ class Embedding(torch.autograd.Function):
                 assert use.drawn is not None
                 kept = (part.index_select(0, use.drawn.rows)[:, None] for part in (rows, g))
                 use.drawn.parts.append(Part(use.weight, None, partial(_of_table, ctx.count), *kept))
-            if use.audit is not None:
-                use.audit.add_lookup(use.weight, rows, g)
+            if (audit := use.audited(use.weight, "table", rows.shape[1:], ctx.count, g.shape[2:])) is not None:
+                audit.add_lookup(use.weight, rows, g)
             if use.has_several(use.weight):
                 assert use.shared is not None
                 use.shared.add_lookup(use.weight, rows, g, ctx.count)
@@ -69,6 +69,9 @@ class Lift(torch.autograd.Function):
         use: Use = ctx.use
         assert use.weight is not None
         use.keep(partial(_of_lifted, ctx.shape), gradient, gradient)
+        if (audit := use.audited(use.weight, "lifted", ctx.shape)) is not None:
+            slopes = gradient.reshape(use.samples, *ctx.shape).movedim(0, -1)
+            audit.add_entry(use.weight, slopes[audit.entry(use.weight, ctx.shape)][:, None])
         use.add(use.weight, wide(gradient).square().sum(0).reshape(ctx.shape))
         return None, None, None
 

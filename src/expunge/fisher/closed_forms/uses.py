@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -69,14 +70,30 @@ class Use:
 
     @property
     def audit(self) -> Audit | None:
-        """Where the weight of this use is to be audited."""
-        audit = None if self.drawn is None else self.drawn.audit
-        return audit if audit is not None and audit.wants(self.weight) else None
+        return None if self.drawn is None else self.drawn.audit
+
+    def audited(self, name: str | None, *form: Hashable) -> Audit | None:
+        """The audit, where this parameter's use in an operation of this form takes part in it."""
+        audit = self.audit
+        return audit if audit is not None and audit.wants(name, None if self.has_several(name) else form) else None
 
     def add_bias(self, gradient: Tensor, channel: int) -> None:
         """(Σ over all but sample and channel)², summed over samples."""
-        if self.bias is not None:
-            self.add_rows(self.bias, wide(self.by_channel(gradient, channel)))
+        if self.bias is None:
+            return
+        self.audit_bias(gradient, channel)
+        self.add_rows(self.bias, wide(self.by_channel(gradient, channel)))
+
+    def audit_bias(self, gradient: Tensor, channel: int, dimensions: int = 1) -> None:
+        if (audit := self.audited(self.bias, "bias", channel, dimensions, gradient.shape[1:])) is not None:
+            assert self.bias is not None
+            audit.add_entry(self.bias, self.entries(audit, self.bias, gradient, channel, dimensions))
+
+    def entries(self, audit: Audit, name: str, tensor: Tensor, channel: int, dimensions: int = 1) -> Tensor:
+        """(samples, positions), where the tensor has the audited entry of this parameter, which covers so many dimensions."""
+        channel %= tensor.dim()
+        entry = audit.entry(name, tensor.shape[channel : channel + dimensions])
+        return self.rows(tensor[(slice(None),) * channel + entry]).flatten(1)
 
     def add_vectors(self, weight: Tensor, bias: Tensor) -> None:
         """Gradients of a weight and a bias that are vectors, each (samples, channels)."""

@@ -26,6 +26,7 @@ from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.provenance import Provenance
 from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, is_usable, output_error, relative_errors
 from expunge.model.copying import copied
+from expunge.runtime.cuda_graphs import uncollected
 from expunge.runtime.nested import map_tensors
 
 COUPLED = (
@@ -50,6 +51,7 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)  # why others have none
     entries: int = 0  # that a sample has in the outputs of these operations
     mixes: bool = False  # there are operations that may mix samples
+    shown: bool = True  # on two samples, to give what the definition gives
 
     def revise(self, names: set[str]) -> None:
         """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
@@ -59,6 +61,27 @@ class Plan:
         self.idle = [name for name in self.idle if name not in names]
         self.batched = [name for name in self.batched if name not in names]
         self.looped += sorted(names - {*self.looped})
+
+
+@tf32.switched_off()
+def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan | None:
+    """A plan from two forward passes, of one sample and of two, where each parameter has one closed form that might fit; else None.
+
+    Nothing is computed by it yet: the first batch's comparisons and audit must show that it holds. A survey takes three times as long.
+    """
+    probe = take(batch, slice(0, PROBE))
+    try:
+        with uncollected():
+            together, more = _watched(model, parameters, probe, objective)
+            alone, fewer = _watched(model, parameters, take(probe, slice(0, 1)), objective)
+    except Exception:  # a survey says what is wrong
+        return None
+    choices = _choices(fewer, more)
+    single = choices.keys() == parameters.keys() and all(len(layouts) == 1 for layouts in choices.values())
+    assert fewer.mixing is not None and more.mixing is not None
+    if not single or mixes(fewer.mixing, more.mixing) or not is_usable(alone) or not _alike(together[:1], alone):
+        return None
+    return _described(Plan({name: layouts[0] for name, layouts in choices.items()}, shown=False), more)
 
 
 @tf32.switched_off()  # its rounding, of some percent in a deep network, would hide the errors that the check is for
@@ -134,15 +157,21 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
         plan.reasons |= dict.fromkeys(set(choices) - set(left), "its closed form fails the check")
         choices = left
     plan.layouts = {name: untried[0] for name, untried in choices.items()}
-    if more.work is not None:
-        plan.ways = {name: " + ".join(sorted(operations)) for name, operations in more.work.operations.items()}
-        plan.work, plan.entries = dict(more.work.multiplications), more.work.entries // PROBE
+    _described(plan, more)
     used = {name for watched in (more, fewer) for name in (*+watched.uses, *(watched.derived.rows if watched.derived else ()))}
     plan.idle = [name for name in parameters if not (name in used or bool(reference[name].any()))]
     rest = [name for name in parameters if name not in plan.layouts and name not in plan.idle]
     plan.reasons |= {name: _reason(name, more, fewer) for name in rest if name not in plan.reasons}
     if rest:
         plan.batched, plan.looped = _without_closed_forms(model, rest, probe, cotangent, reference, objective)
+    return plan
+
+
+def _described(plan: Plan, more: Interception) -> Plan:
+    """With what the parameters' gradients take."""
+    if more.work is not None:
+        plan.ways = {name: " + ".join(sorted(operations)) for name, operations in more.work.operations.items()}
+        plan.work, plan.entries = dict(more.work.multiplications), more.work.entries // PROBE
     return plan
 
 
