@@ -9,6 +9,7 @@ from torch import Tensor
 
 # (inputs..., targets) as a tuple or list, or a mapping with a label key; anything, with an Objective of one's own.
 Batch = Any
+PLAIN = {type(None), bool, int, float, str, bytes}  # holds nothing
 
 
 def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -26,7 +27,21 @@ def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 def tensors(nested: Any) -> list[Tensor]:
     """Every tensor of a batch, or of whatever else is nested like one."""
-    return [leaf for leaf in leaves(nested) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    _gather(nested, found)
+    return found
+
+
+def _gather(entry: Any, found: list[Tensor]) -> None:
+    """Asked of every operation that is watched: no generators, and a Mapping is asked for last."""
+    if isinstance(entry, Tensor):
+        found.append(entry)
+    elif isinstance(entry, (tuple, list)):
+        for part in entry:
+            _gather(part, found)
+    elif type(entry) not in PLAIN and isinstance(entry, Mapping):
+        for part in entry.values():
+            _gather(part, found)
 
 
 def combine_tensors(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]], Tensor]) -> Batch:
@@ -46,7 +61,7 @@ def combine_tensors(batches: Sequence[Batch], change: Callable[[Sequence[Tensor]
 
 def leaves(entry: Any) -> Iterator[Any]:
     """What an entry holds, however nested; strings and missing values are left out."""
-    if isinstance(entry, Tensor):  # first, since asking for a Mapping takes several times longer
+    if isinstance(entry, Tensor):
         yield entry
     elif isinstance(entry, (tuple, list)):
         for part in entry:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from expunge.runtime.nested import tensors
+from expunge.fisher.planning.operations import Operation
 
 
 class Constants:
@@ -19,12 +19,11 @@ class Constants:
     def __contains__(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) in self._known
 
-    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def note(self, operation: Operation) -> None:
         """An operation on constants gives constants; one that writes data into a constant ends it."""
-        operands = tensors((*args, *kwargs.values()))
-        if all(id(tensor) in self._known for tensor in operands):
-            self._known |= {id(tensor): tensor for tensor in tensors(result)}
+        if all(id(tensor) in self._known for tensor in operation.operands):
+            self._known |= {id(tensor): tensor for tensor in operation.outputs}
             return
-        written = tensors(result) if result is not None else operands[:1]  # `x[place] = data` returns nothing
+        written = operation.outputs if operation.result is not None else operation.operands[:1]  # `x[place] = data` returns nothing
         for tensor in written:
             self._known.pop(id(tensor), None)

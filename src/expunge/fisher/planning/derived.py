@@ -19,6 +19,7 @@ from expunge.fisher.closed_forms.scratch import chunks, wide
 from expunge.fisher.closed_forms.tables import LiftDerived
 from expunge.fisher.planning.constants import Constants
 from expunge.fisher.planning.layouts import Layout
+from expunge.fisher.planning.operations import Operation
 from expunge.runtime.nested import tensors
 
 # Reading a parameter's shape or type is not using it.
@@ -39,19 +40,20 @@ class Derived:
     `wanted`: the parameters to follow, where the plan knows them; None in a survey, which follows what might be.
     """
 
-    def __init__(self, constants: Iterable[Tensor], names: Mapping[int, str], wanted: Mapping[str, Layout] | None, samples: int) -> None:
-        own = list(constants)
-        self.constants, self.names, self.wanted, self.samples = Constants(own), names, wanted, samples
+    def __init__(
+        self, own: Iterable[Tensor], constants: Constants, names: Mapping[int, str], wanted: Mapping[str, Layout] | None, samples: int
+    ) -> None:
+        self.constants, self.names, self.wanted, self.samples = constants, names, wanted, samples
         self._parameters = [tensor for tensor in own if id(tensor) in names]
         self.rows: dict[str, int | None] = {}
         self._made: dict[int, tuple[Tensor, frozenset[str]]] = {}  # by id
         self._lifted: dict[tuple[int, int, tuple[int, ...]], Tensor] = {}
         self._gradients: list[tuple[Tensor, frozenset[str], Tensor]] = []
 
-    def made_of(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
+    def made_of(self, operation: Operation) -> frozenset[str]:
         """The parameters that the operation's result is made of, where these and constants are all it takes; else none."""
-        operands = tensors((*args, *kwargs.values()))
-        if not operands or getattr(function, "__name__", "") in DESCRIBING:
+        function, args, kwargs, operands = operation.function, operation.args, operation.kwargs, operation.operands
+        if not operands or operation.name in DESCRIBING:
             return frozenset()
         own = [self._made[id(tensor)][1] if id(tensor) in self._made else self._parameter(tensor) for tensor in operands]
         if not any(own) or not all(names or self._is_constant(tensor) for names, tensor in zip(own, operands, strict=True)):
@@ -63,15 +65,15 @@ class Derived:
             return frozenset()
         return frozenset().union(*own)
 
-    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, names: frozenset[str]) -> None:
-        self.constants.note(args, kwargs, result)
+    def note(self, operation: Operation, names: frozenset[str]) -> None:
         if names:
-            self._made |= {id(tensor): (tensor, names) for tensor in tensors(result) if tensor.requires_grad}
+            self._made |= {id(tensor): (tensor, names) for tensor in operation.outputs if tensor.requires_grad}
 
-    def meet(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], set[str]]:
-        """The arguments with such tensors given once per sample, and the parameters of those for which that cannot be done."""
-        if not self._made or not any(id(tensor) in self._made for tensor in tensors((*args, *kwargs.values()))):
-            return args, kwargs, set()
+    def meet(self, operation: Operation) -> tuple[Operation, set[str]]:
+        """The operation with such tensors given once per sample, and the parameters of those for which that cannot be done."""
+        if not self._made or not any(id(tensor) in self._made for tensor in operation.operands):
+            return operation, set()
+        function, args, kwargs = operation.function, operation.args, operation.kwargs
         places: dict[int | str, Any] = dict(enumerate(args)) | kwargs
         failed: set[str] = set()
         for place, value in places.items():
@@ -90,7 +92,7 @@ class Derived:
                     failed |= names
                 else:
                     places[place] = self._lift(tensor, names, layout, rows, shape)
-        return tuple(places[index] for index in range(len(args))), {key: places[key] for key in kwargs}, failed
+        return Operation(function, tuple(places[index] for index in range(len(args))), {key: places[key] for key in kwargs}), failed
 
     def settle(self, parameters: Mapping[str, Tensor], squares: dict[str, Tensor], drawn: Drawn | None) -> None:
         """Square the parameters' gradients after a backward pass."""

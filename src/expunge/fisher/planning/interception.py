@@ -23,11 +23,11 @@ from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.closed_forms.shared import Shared
 from expunge.fisher.closed_forms.tables import Embedding, Lift
 from expunge.fisher.closed_forms.uses import Use, settle
+from expunge.fisher.planning.constants import Constants
 from expunge.fisher.planning.derived import DESCRIBING, ELEMENTWISE, Derived
 from expunge.fisher.planning.layouts import Layout
-from expunge.fisher.planning.mixing import Mixing
-from expunge.fisher.planning.provenance import Provenance
-from expunge.fisher.planning.work import Work
+from expunge.fisher.planning.notes import Notes
+from expunge.fisher.planning.operations import Operation
 
 LIFTED = "bare"  # the operation's name where a parameter is used outside any known one
 
@@ -35,14 +35,13 @@ LIFTED = "bare"  # the operation's name where a parameter is used outside any kn
 class Interception(TorchFunctionMode):
     """While active, records the uses of the named parameters and, where `layouts` knows them, squares their per-sample gradients.
 
+    Without layouts it is a survey's, which takes `notes` of all operations.
+
     `shapes`  name -> shapes of the outputs of its operations (None where it has no known operation), as seen in the forward pass
     `beside`  a bias -> the weight of the same operation
-    `work`    what its gradient takes, in a survey
-    `mixing`  the shapes of all operations, in a survey
     `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
-    `chosen`  names used on rows that were chosen by their content, where `provenance` follows these
     `path`    a number that stands for the operations so far and the shapes they gave
     `reads`   whether the model took numbers out of tensors, by which it may choose rows out of sight
     """
@@ -53,20 +52,16 @@ class Interception(TorchFunctionMode):
         layouts: Mapping[str, Layout] | None,
         samples: int,
         scratch: Scratch,
-        provenance: Provenance | None = None,
         drawn: Drawn | None = None,
         constants: Iterable[Tensor] = (),
     ):
         super().__init__()
-        self.names, self.layouts, self.samples, self.scratch, self.provenance = names, layouts, samples, scratch, provenance
+        self.names, self.layouts, self.samples, self.scratch = names, layouts, samples, scratch
         self.drawn, self.reads, self.path = drawn, False, 0
-        self.chosen: set[str] = set()
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, list[tuple[int, ...] | None]] = {}
         self.beside: dict[str, str] = {}
         self.alone: set[str] = set()
-        self.work = Work(names) if provenance is not None else None
-        self.mixing = Mixing() if provenance is not None else None
         self.vectors: list[tuple[str, Tensor]] = []
         self.outside: set[str] = set()
         self.uses: Counter[str] = Counter()
@@ -74,7 +69,10 @@ class Interception(TorchFunctionMode):
         several = frozenset(name for name, layout in (layouts or {}).items() if layout.others)
         self.shared = Shared(several) if several else None
         followed = None if layouts is None else {name: layout for name, layout in layouts.items() if layout.derived}
-        self.derived = Derived(constants, names, followed, samples) if followed is None or followed else None
+        own = list(constants)
+        self.constants = Constants(own)
+        self.notes = Notes(names, self.constants)
+        self.derived = Derived(own, self.constants, names, followed, samples) if followed is None or followed else None
 
     def settle(self, parameters: Mapping[str, Tensor]) -> None:
         """After a backward pass: square what has waited for its end."""
@@ -85,27 +83,25 @@ class Interception(TorchFunctionMode):
             self.derived.settle(parameters, self.squares, self.drawn)
 
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        rule, made_of = RULES.get(function), frozenset[str]()
-        if self.derived is not None:
-            if made_of := self.derived.made_of(function, args, kwargs):
-                rule = _as_it_is
-            else:
-                args, kwargs, failed = self.derived.meet(function, args, kwargs)
-                self.outside |= failed
+        if self.derived is None:
+            return self._run(RULES.get(function), function, args, kwargs or {})
+        operation, rule, failed = Operation(function, args, kwargs or {}), RULES.get(function), set[str]()
+        if made_of := self.derived.made_of(operation):
+            rule = _as_it_is
+        else:
+            operation, failed = self.derived.meet(operation)
+            self.outside |= failed
+        operation.gives(self._run(rule, function, operation.args, operation.kwargs))
+        if self.layouts is None:
+            self.notes.add(operation)
+        self.derived.note(operation, made_of)
+        self.constants.note(operation)
+        return operation.result
+
+    def _run(self, rule: Callable[..., Any] | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reads |= rule is None and getattr(function, "__name__", "") in READING
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
         self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
-        if self.provenance is not None:
-            if self.provenance.chosen(args, kwargs):
-                self.chosen.update(name for value in (*args, *kwargs.values()) if (name := self.name(value)) is not None)
-            self.provenance.note(function, args, kwargs, result)
-        if self.work is not None:
-            self.work.note(function, args, kwargs, result)
-        if self.mixing is not None:
-            self.mixing.note(function, args, kwargs, result)
-        if self.derived is not None:
-            self.derived.note(args, kwargs, result, made_of)
         return result
 
     def name(self, parameter: Any) -> str | None:

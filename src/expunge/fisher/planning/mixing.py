@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from expunge.runtime.nested import tensors
+from expunge.fisher.planning.operations import Operation
 
 # Operations that run along a dimension whose size stays; the place of that argument.
 RUNNING = {"cumsum": 1, "cumprod": 1, "cummax": 1, "cummin": 1, "logcumsumexp": 1, "softmax": 1, "log_softmax": 1, "softmin": 1}
@@ -21,7 +21,7 @@ TAKING = set("__getitem__ unbind __iter__ select split chunk tensor_split narrow
 Shape = tuple[int, ...]
 
 
-class Operation(NamedTuple):
+class _Shapes(NamedTuple):
     label: str
     inputs: list[Shape]
     output: Shape
@@ -32,18 +32,16 @@ class Mixing:
     """Notes the shapes of a forward pass's operations."""
 
     def __init__(self) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[_Shapes] = []
 
-    def note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        inputs, outputs = tensors((args, kwargs)), tensors(result)
+    def note(self, operation: Operation) -> None:
+        inputs, outputs, label = operation.operands, operation.outputs, operation.label
         if not inputs or not outputs:
             return
         if not outputs[0].dim() and not outputs[0].is_floating_point():  # `mask.all()`, `mask.sum()`: asked about padding
             return
-        name = getattr(function, "__name__", "")
-        label = name if name.endswith("__") else name.rstrip("_")
-        size = _size(label, inputs[0], args, kwargs) if label in RUNNING else 0
-        self.operations.append(Operation(label, [tuple(each.shape) for each in inputs], tuple(outputs[0].shape), size))
+        size = _size(label, inputs[0], operation.args, operation.kwargs) if label in RUNNING else 0
+        self.operations.append(_Shapes(label, [tuple(each.shape) for each in inputs], tuple(outputs[0].shape), size))
 
 
 def comparable(fewer: Mixing, more: Mixing) -> bool:
@@ -56,7 +54,7 @@ def mixes(fewer: Mixing, more: Mixing) -> bool:
     return not comparable(fewer, more) or any(_mixes(*pair) for pair in zip(fewer.operations, more.operations, strict=True))
 
 
-def _mixes(fewer: Operation, more: Operation) -> bool:
+def _mixes(fewer: _Shapes, more: _Shapes) -> bool:
     if fewer.inputs == more.inputs or fewer.label in TAKING or len(fewer.output) != len(more.output):
         return False
     changed = sum(one != other for one, other in zip(fewer.output, more.output, strict=True))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from expunge.fisher.planning.constants import Constants
+from expunge.fisher.planning.operations import Operation
 from expunge.runtime.nested import tensors
 
 # Operations that choose or order rows where their dimension is the first; the place of that argument.
@@ -26,34 +27,29 @@ ALIGNING = set("stack pad_sequence pad_packed_sequence _pad_packed_sequence".spl
 
 
 class Provenance:
-    """Follows every operation of a forward pass; `constants` are the model's own tensors."""
+    """Follows every operation of a forward pass; `constants` are followed beside it."""
 
-    def __init__(self, constants: Iterable[Tensor]) -> None:
-        self._constant = Constants(constants)
+    def __init__(self, constants: Constants) -> None:
+        self._constant = constants
         self._chosen: dict[int, Tensor] = {}  # by id, with the tensors kept alive
         self._single: dict[int, Tensor] = {}  # taken out of the batch by number: they may be of different lengths
 
-    def chosen(self, *values: Any) -> bool:
+    def chosen(self, operands: Iterable[Tensor]) -> bool:
         """Whether one of these has rows chosen by content."""
-        return any(id(tensor) in self._chosen for tensor in tensors(values))
+        return any(id(tensor) in self._chosen for tensor in operands)
 
-    def note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        name = getattr(function, "__name__", "")
-        label = name if name.endswith("__") else name.rstrip("_")
-        operands = (*args, *kwargs.values())
-        outputs = tensors(result)
+    def note(self, operation: Operation) -> None:
+        label, args, kwargs, outputs = operation.label, operation.args, operation.kwargs, operation.outputs
         if label in WRITING:
-            place = args[0] if args else None
-            self._mark(outputs, self._chosen, self.chosen(place))
+            self._mark(outputs, self._chosen, self.chosen(tensors(args[:1])))
         elif label in ALIGNING:
-            self._mark(outputs, self._chosen, self.chosen(*operands))
+            self._mark(outputs, self._chosen, self.chosen(operation.operands))
         else:
-            single = any(id(tensor) in self._single for tensor in tensors(operands))
+            single = any(id(tensor) in self._single for tensor in operation.operands)
             joined = label in JOINING and kwargs.get("dim", args[1] if len(args) > 1 else 0) == 0
-            chosen = self.chosen(*operands) or self._chooses(label, args, kwargs) or (single and joined)
+            chosen = self.chosen(operation.operands) or self._chooses(label, args, kwargs) or (single and joined)
             self._mark(outputs, self._chosen, chosen)
             self._mark(outputs, self._single, (single and not chosen) or self._takes_one(label, args, kwargs))
-        self._constant.note(args, kwargs, result)
 
     def _mark(self, outputs: list[Tensor], where: dict[int, Tensor], condition: bool) -> None:
         if condition:

@@ -21,9 +21,8 @@ from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.planning.interception import Interception
 from expunge.fisher.planning.layouts import Layout, infer
-from expunge.fisher.planning.mixing import Mixing, comparable, mixes
+from expunge.fisher.planning.mixing import comparable, mixes
 from expunge.fisher.planning.passes import closed_forms
-from expunge.fisher.planning.provenance import Provenance
 from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, is_usable, output_error, relative_errors
 from expunge.model.copying import copied
 from expunge.runtime.cuda_graphs import uncollected
@@ -78,8 +77,7 @@ def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch
         return None
     choices = _choices(fewer, more)
     single = choices.keys() == parameters.keys() and all(len(layouts) == 1 for layouts in choices.values())
-    assert fewer.mixing is not None and more.mixing is not None
-    if not single or mixes(fewer.mixing, more.mixing) or not is_usable(alone) or not _alike(together[:1], alone):
+    if not single or mixes(fewer.notes.mixing, more.notes.mixing) or not is_usable(alone) or not _alike(together[:1], alone):
         return None
     return _described(Plan({name: layouts[0] for name, layouts in choices.items()}, shown=False), more)
 
@@ -136,12 +134,10 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     cotangent = random_like(together)
     reference, plain = _defined(model, parameters, probe, together, cotangent, objective)
     _, fewer = _watched(model, parameters, take(probe, slice(0, 1)), objective)
-    assert fewer.mixing is not None and more.mixing is not None
-    mixing: Mixing | None = more.mixing
-    if not comparable(fewer.mixing, more.mixing):  # a model may keep what its first pass has made
-        mixing = _watched(model, parameters, probe, objective)[1].mixing
-    assert mixing is not None
-    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.mixing, mixing))
+    mixing = more.notes.mixing
+    if not comparable(fewer.notes.mixing, mixing):  # a model may keep what its first pass has made
+        mixing = _watched(model, parameters, probe, objective)[1].notes.mixing
+    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.notes.mixing, mixing))
     while choices:
         layouts = {name: untried[0] for name, untried in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective, more.beside)
@@ -169,15 +165,15 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
 
 def _described(plan: Plan, more: Interception) -> Plan:
     """With what the parameters' gradients take."""
-    if more.work is not None:
-        plan.ways = {name: " + ".join(sorted(operations)) for name, operations in more.work.operations.items()}
-        plan.work, plan.entries = dict(more.work.multiplications), more.work.entries // PROBE
+    work = more.notes.work
+    plan.ways = {name: " + ".join(sorted(operations)) for name, operations in work.operations.items()}
+    plan.work, plan.entries = dict(work.multiplications), work.entries // PROBE
     return plan
 
 
 def _reason(name: str, more: Interception, fewer: Interception) -> str:
     """Why a parameter has no closed form to try."""
-    if name in more.chosen:
+    if name in more.notes.chosen:
         return "used on rows chosen by their content"
     if name in more.alone and more.uses[name] > 1:
         return "used by a convolution and again"
@@ -216,7 +212,7 @@ def _watched(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Ba
     """A plain forward pass, and which parameters it used where."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     own = [*model.parameters(), *model.buffers()]
-    watch = Interception(names, None, batch_size(batch), Scratch(), Provenance(own), constants=own)
+    watch = Interception(names, None, batch_size(batch), Scratch(), constants=own)
     with torch.enable_grad(), watch as interception:  # some differentiate
         return objective.logits(model, fresh(batch)).detach(), interception
 
@@ -256,7 +252,7 @@ def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]
     choices = {}
     for name, shapes in more.shapes.items():
         before = fewer.shapes.get(name, [])
-        if name in more.outside or name in more.chosen or more.uses[name] > (1 if name in more.alone else len(shapes)):
+        if name in more.outside or name in more.notes.chosen or more.uses[name] > (1 if name in more.alone else len(shapes)):
             continue
         if len(before) != len(shapes) or (None in shapes and len(shapes) > 1):  # a lifted parameter is squared by itself
             continue
@@ -269,7 +265,8 @@ def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]
     if fewer.derived is not None and more.derived is not None:
         for name, rows in more.derived.rows.items():
             fewer_rows = fewer.derived.rows.get(name)
-            if rows is not None and fewer_rows is not None and not more.uses[name] and name not in more.outside and name not in more.chosen:
+            elsewhere = more.uses[name] or name in more.outside or name in more.notes.chosen
+            if rows is not None and fewer_rows is not None and not elsewhere:
                 choices[name] = [replace(layout, derived=True) for layout in infer((fewer_rows,), (rows,), PROBE) if layout.frames]
     return {name: layouts for name, layouts in choices.items() if layouts}
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from expunge.fisher.planning.derived import DESCRIBING
-from expunge.runtime.nested import tensors
+from expunge.fisher.planning.operations import Operation
 
 LABELS = {"addmm": "linear", "matmul": "linear", "__matmul__": "linear", "linear": "linear", "embedding": "embedding"}
 FIRST_IS_INPUT = {"addmm", "matmul", "__matmul__", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}  # in the weight's shape
@@ -25,21 +24,20 @@ class Work:
         self.operations: dict[str, set[str]] = {}
         self.entries = 0  # of the outputs of these operations
 
-    def note(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        label = getattr(function, "__name__", "")
-        used = [tensor for tensor in tensors((*args, *kwargs.values())) if id(tensor) in self.names]
-        if not used or label in DESCRIBING or function is F.multi_head_attention_forward:  # its own linear maps are seen one by one
+    def note(self, operation: Operation) -> None:
+        label, used = operation.name, [tensor for tensor in operation.operands if id(tensor) in self.names]
+        if not used or label in DESCRIBING or operation.function is F.multi_head_attention_forward:  # its linear maps are seen one by one
             return
-        entries = sum(tensor.numel() for tensor in tensors(result))
+        entries = sum(tensor.numel() for tensor in operation.outputs)
         self.entries += entries
-        operation = _operation(label)
+        kind = _kind(label)
         for tensor in used:
             name = self.names[id(tensor)]
-            self.multiplications[name] += entries * _terms(label, operation, tensor)
-            self.operations.setdefault(name, set()).add(operation)
+            self.multiplications[name] += entries * _terms(label, kind, tensor)
+            self.operations.setdefault(name, set()).add(kind)
 
 
-def _operation(label: str) -> str:
+def _kind(label: str) -> str:
     if label in LABELS:
         return LABELS[label]
     if label.startswith("conv"):
@@ -47,9 +45,9 @@ def _operation(label: str) -> str:
     return "norm" if label.endswith("_norm") else label.strip("_")
 
 
-def _terms(label: str, operation: str, parameter: Tensor) -> int:
+def _terms(label: str, kind: str, parameter: Tensor) -> int:
     """How many entries of the parameter an entry of the output is made of."""
-    if parameter.dim() < 2 or operation in ("embedding", "norm", "add", "mul", "sub", "getitem"):
+    if parameter.dim() < 2 or kind in ("embedding", "norm", "add", "mul", "sub", "getitem"):
         return 1
     outputs = parameter.shape[1] if label in FIRST_IS_INPUT else parameter.shape[0]
     return max(1, parameter.numel() // max(1, outputs))
