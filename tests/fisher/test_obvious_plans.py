@@ -1,0 +1,193 @@
+"""A model whose parameters each have one closed form that might fit needs no survey: the first batch shows whether it holds."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from expunge.fisher import adders, diagonal
+from expunge.fisher.closed_forms import rules, tables
+from expunge.fisher.closed_forms.audit import Audit
+from expunge.fisher.closed_forms.uses import Use
+from expunge.fisher.queueing import QueuedConfirmation
+from tests.fisher.cases import MODELS, build
+from tests.fisher.patterns import K, check, labels
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How the plans of all calls were made, in turn: "obvious", "none" where there is no such plan, "survey"."""
+    found, obvious, survey = [], adders.obvious_plan, adders.survey
+
+    def recorded(*given):
+        plan = obvious(*given)
+        found.append("none" if plan is None else "obvious")
+        return plan
+
+    monkeypatch.setattr(adders, "obvious_plan", recorded)
+    monkeypatch.setattr(adders, "survey", lambda *given: found.append("survey") or survey(*given))
+    return found
+
+
+class Tokens(nn.Module):
+    """A table, a position that all samples share, and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.place, self.norm, self.head = (
+            nn.Embedding(7, 5),
+            nn.Parameter(torch.randn(1, 3, 5)),
+            nn.LayerNorm(5),
+            nn.Linear(5, K),
+        )
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.table(x) + self.place)).mean(1))
+
+
+def images():
+    return torch.randn(9, 3, 5, 5).double(), labels(9)
+
+
+def tokens():
+    return torch.randint(0, 7, (9, 3)), labels(9)
+
+
+def convolutions() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(36, K))
+    model[1].running_mean.normal_()
+    return model
+
+
+@pytest.mark.parametrize(("make", "data"), [(convolutions, images), (Tokens, tokens)])
+def test_ordinary_models_are_not_surveyed(make, data, made):
+    torch.manual_seed(0)
+    check(make(), [data(), data(), data()])
+    assert made == ["obvious"]
+
+
+def larger(*places):
+    """A function that gets these arguments a little too large."""
+
+    def change(function):
+        def changed(*given):
+            return function(*(value * 1.1 if number in places else value for number, value in enumerate(given)))
+
+        return changed
+
+    return change
+
+
+FAULTS = {  # of the sums that parameters get; the drawn samples' own rows are right
+    "biases and the weights of a batch norm": (convolutions, images, Use, "add_rows", larger(2)),
+    "a shared position and the weights of a layer norm": (Tokens, tokens, Use, "add", larger(2)),
+    "a table": (Tokens, tokens, tables, "looked_up", larger(1)),
+    "a linear map": (Tokens, tokens, rules, "squared_products", larger(1)),
+}
+
+
+@pytest.mark.parametrize("once", [False, True], ids=["all", "one of each form, as on a GPU"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_sums_that_are_not_those_of_the_rows_are_surveyed(fault, once, made, monkeypatch):
+    make, data, place, name, change = FAULTS[fault]
+    monkeypatch.setattr(place, name, change(getattr(place, name)))
+    if once:
+        monkeypatch.setattr("expunge.fisher.confirming.Audit", lambda pick, name=None: Audit(pick, once=True))
+    torch.manual_seed(0)
+    check(make(), [data(), data(), data()])  # the survey's own check gives these parameters to other ways
+    assert made == ["obvious", "survey"]
+
+
+class Alike(nn.Module):
+    """Two maps of one form, and one of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, K))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_once_audits_one_parameter_of_each_form(monkeypatch):
+    audits = []
+
+    class Kept(Audit):
+        def __init__(self, *given, **settings):
+            super().__init__(*given, **settings)
+            audits.append(self)
+
+    monkeypatch.setattr("expunge.fisher.confirming.Audit", Kept)
+    monkeypatch.setattr(adders, "_confirmation", lambda place, *given: _queued(*given))
+    torch.manual_seed(0)
+    diagonal(Alike().eval(), [(torch.randn(32, 5), labels(32)) for _ in range(3)])
+    assert [{*audit.squares} for audit in audits] == [{"layers.2.weight", "layers.2.bias", "layers.4.weight", "layers.4.bias"}]
+
+
+def _queued(*given):
+    confirmation = QueuedConfirmation(*given)
+    confirmation._on_cuda = True
+    return confirmation
+
+
+def test_a_first_batch_without_gradients_shows_nothing(made):
+    """The last layer is zero, and the loss of the first batch knows none of it."""
+    torch.manual_seed(0)
+    model = convolutions()
+    x, y = images()
+    nothing = torch.zeros_like(x)
+    with torch.no_grad():
+        for parameter in model[:2].parameters():
+            parameter.zero_()
+        model[-1].weight.zero_()
+        model[-1].bias.copy_(torch.tensor([900.0] + [-900.0] * (K - 1)))
+    batches = [(nothing, torch.zeros_like(y)), (x, y)]
+    check(model, batches)
+    assert made == ["obvious", "survey"]
+
+
+class Shy(nn.Linear):
+    """Fails where its own weight is not what it is called with."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        if out.grad_fn is not None and "Linear" in type(out.grad_fn).__name__ and len(x) > 2:
+            raise RuntimeError("not with these")
+        return out
+
+
+def test_a_pass_that_fails_is_surveyed(made):
+    torch.manual_seed(0)
+    check(nn.Sequential(Shy(5, 6), nn.Tanh(), nn.Linear(6, K)), [(torch.randn(9, 5).double(), labels(9)) for _ in range(2)])
+    assert made == ["obvious", "survey"]
+
+
+class Later(nn.Module):
+    """Uses a layer in another way for long samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 5), nn.Linear(5, K)
+
+    def forward(self, x):
+        x = self.inner(x) if x.shape[1] < 6 else x @ self.inner.weight.exp() + self.inner.bias
+        return self.head(torch.tanh(x)).mean(1)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_batches_of_which_one_uses_a_layer_in_another_way(place, made):
+    torch.manual_seed(0)
+    check(Later(), [(torch.randn(9, 7 if number == place else 4, 5).double(), labels(9)) for number in range(4)])
+    assert made[0] == ("none" if place == 0 else "obvious")
+
+
+@pytest.mark.parametrize("name", [*MODELS][::3])
+def test_with_and_without_a_survey_the_sums_are_the_same(name, monkeypatch):
+    model, batch = build(name)
+    obvious = diagonal(copy.deepcopy(model), [batch, batch]).sums
+    monkeypatch.setattr(adders, "obvious_plan", lambda *given: None)
+    for key, value in diagonal(model, [batch, batch]).sums.items():
+        torch.testing.assert_close(obvious[key], value, rtol=1e-9, atol=1e-12 * float(value.max()))
