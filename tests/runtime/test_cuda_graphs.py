@@ -2,7 +2,7 @@
 
 import gc
 import random
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy
@@ -27,8 +27,8 @@ on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 class Recorder:
     """A step that notes the rows it was called with, and a stand-in for CUDA's graphs that calls it again."""
 
-    def __init__(self, monkeypatch, draw=lambda: None, fail_in_capture=False, lasting=True):
-        self.draw, self.fail, self.eager, self.captures, self.replayed, self.cleared = draw, fail_in_capture, [], [], [], 0
+    def __init__(self, monkeypatch, draw=lambda: None, fail_in_capture=False, lasting=True, free=1 << 40):
+        self.draw, self.fail, self.eager, self.captures, self.replayed, self.cleared, self.emptied = draw, fail_in_capture, [], [], [], 0, 0
         self.capturing = False
         recorder = self
 
@@ -38,9 +38,16 @@ class Recorder:
             def replay(self):
                 recorder.replayed.append(self.rows.tolist())
 
+            def capture_begin(self, capture_error_mode="global"):
+                assert not lasting and capture_error_mode == "thread_local"
+                recorder.capturing, recorder.graph = True, self
+
+            def capture_end(self):
+                recorder.capturing = False
+
         @contextmanager
         def graph(held, stream=None, capture_error_mode="global"):
-            assert torch.backends.cudnn.benchmark == lasting and capture_error_mode == "thread_local"
+            assert lasting and torch.backends.cudnn.benchmark and capture_error_mode == "thread_local"
             recorder.capturing, recorder.graph = True, held
             try:
                 yield
@@ -58,12 +65,20 @@ class Recorder:
             "current_stream": lambda device=None: one,
             "default_stream": lambda device=None: one,
             "synchronize": lambda: None,
+            "Stream": Stream,
+            "stream": lambda stream: nullcontext(),
+            "mem_get_info": lambda: (free, 1 << 40),
+            "memory_reserved": lambda: 1 << 30,
+            "empty_cache": self.empty,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
         self.graphed = GraphedStep(self.step, self.clear, lasting=lasting)
 
     def clear(self):
         self.cleared += 1
+
+    def empty(self):
+        self.emptied += 1
 
     def step(self, rows):
         self.draw()
@@ -163,12 +178,23 @@ def test_the_device_of_the_batch_is_the_current_one(monkeypatch):
     assert found == [[torch.device("meta")]] * (WARM + 1) and not current
 
 
-def test_few_steps_are_captured_sooner_and_by_the_kernels_that_are_set(monkeypatch):
-    recorder = Recorder(monkeypatch, lasting=False)
+@pytest.mark.parametrize("free", [1 << 30, 1 << 31])
+def test_few_steps_are_captured_sooner_and_by_the_kernels_that_are_set(free, monkeypatch):
+    """What memory the eager step took is given back before only where there is not as much again."""
+    recorder = Recorder(monkeypatch, lasting=False, free=free)
     recorder.graphed.warm = 1
     for _ in range(3):
         recorder.graphed(torch.arange(4))
-    assert len(recorder.eager) == 1 and len(recorder.replayed) == 2
+    assert len(recorder.eager) == 1 and len(recorder.replayed) == 2 and not torch.backends.cudnn.benchmark
+    assert recorder.emptied == (free < 1 << 31)
+
+
+def test_what_few_steps_cannot_capture_stays_as_it_was(monkeypatch):
+    recorder = Recorder(monkeypatch, fail_in_capture=True, lasting=False)
+    recorder.graphed.warm = 1
+    for _ in range(3):
+        recorder.graphed(torch.arange(4))
+    assert len(recorder.eager) == 3 and not recorder.replayed and not recorder.capturing
 
 
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand, lambda: torch.rand(())], ids=["Python", "numpy", "torch"])

@@ -43,6 +43,7 @@ class GraphedStep(Generic[Result]):
     ) -> None:
         self.step, self.before_capture, self.warm = step, before_capture, warm
         self._kernels: Callable[[], AbstractContextManager[None]] = fastest_kernels if lasting else nullcontext
+        self._capturing = torch.cuda.graph if lasting else _captured_at_once
         self._seen: Counter[object] = Counter()
         self._captured: dict[object, _Captured[Result]] = {}
         self._capturable = True
@@ -73,7 +74,7 @@ class GraphedStep(Generic[Result]):
         torch.cuda.current_stream().synchronize()
         try:
             # Only this thread's mistakes break a capture: others may be at work on the same device.
-            with self._kernels(), uncollected(), torch.cuda.graph(graph, stream=_own_stream(), capture_error_mode="thread_local"):
+            with self._kernels(), uncollected(), self._capturing(graph, stream=_own_stream(), capture_error_mode="thread_local"):
                 result = self.step(static)
         except Exception:
             torch.cuda.synchronize()
@@ -84,6 +85,20 @@ class GraphedStep(Generic[Result]):
             self._captured[form] = _Captured(graph, static, result)
         else:
             generators.restore()
+
+
+@contextmanager
+def _captured_at_once(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None, capture_error_mode: str) -> Iterator[None]:
+    """As torch.cuda.graph, which first gives back all memory that is kept for later: to take it again costs as much as a pass of a small
+    network. So only where the capture, which needs what the eager steps took, might lack it."""
+    if torch.cuda.mem_get_info()[0] < 2 * torch.cuda.memory_reserved():
+        torch.cuda.empty_cache()
+    with torch.cuda.stream(torch.cuda.Stream() if stream is None else stream):
+        graph.capture_begin(capture_error_mode=capture_error_mode)
+        try:
+            yield
+        finally:
+            graph.capture_end()
 
 
 @contextmanager
