@@ -65,13 +65,14 @@ class Recorder:
             "current_stream": lambda device=None: one,
             "default_stream": lambda device=None: one,
             "synchronize": lambda: None,
-            "Stream": Stream,
+            "current_device": lambda: 0,
             "stream": lambda stream: nullcontext(),
             "mem_get_info": lambda: (free, 1 << 40),
             "memory_reserved": lambda: 1 << 30,
             "empty_cache": self.empty,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(cuda_graphs, "_side_stream", lambda device: one)
         self.graphed = GraphedStep(self.step, self.clear, lasting=lasting)
 
     def clear(self):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -93,12 +94,18 @@ def _captured_at_once(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | N
     network. So only where the capture, which needs what the eager steps took, might lack it."""
     if torch.cuda.mem_get_info()[0] < 2 * torch.cuda.memory_reserved():
         torch.cuda.empty_cache()
-    with torch.cuda.stream(torch.cuda.Stream() if stream is None else stream):
+    with torch.cuda.stream(_side_stream(torch.cuda.current_device()) if stream is None else stream):
         graph.capture_begin(capture_error_mode=capture_error_mode)
         try:
             yield
         finally:
             graph.capture_end()
+
+
+@cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures: cuBLAS keeps memory for every stream that it has worked on."""
+    return torch.cuda.Stream(device)
 
 
 @contextmanager
