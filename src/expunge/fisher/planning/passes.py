@@ -55,9 +55,9 @@ def closed_forms(
         for name, parameter in parameters.items() if observed else ():  # without one the model runs as it is
             parameter.requires_grad_(name in layouts or name in idle)
         scratch.begin(0 if drawn is None else drawn.slot)
-        interception = Interception(
-            names, layouts, batch_size(batch), scratch, drawn=drawn, constants=[*model.parameters(), *model.buffers()]
-        )
+        followed = any(layout.derived for layout in layouts.values())
+        own = [*model.parameters(), *model.buffers()] if followed else []  # to list them takes a while
+        interception = Interception(names, layouts, batch_size(batch), scratch, drawn=drawn, constants=own)
         with torch.enable_grad(), interception if observed else nullcontext():
             logits = objective.logits(model, fresh(batch))
         if drawn is not None:
