@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from expunge.data.batches import Batches
-from expunge.fisher import diagonal
+from expunge.fisher import adders, diagonal
 from expunge.fisher.closed_forms import convolution
 from tests import reference
 from tests.fisher.cases import MODELS, Pooled, build
@@ -94,3 +94,28 @@ def test_convolutions_are_squared_in_tf32_where_they_are_computed_so(monkeypatch
             error = reference.worst_error(on_gpu(model, batch), expected)
         assert (convolution.by_tiles in chosen) == allowed
         assert low <= error <= high
+
+
+@pytest.mark.parametrize("kind", ["empirical", "expected"])
+@pytest.mark.parametrize("name", MODELS)
+def test_later_calls_equal_the_definition(name, kind):
+    """Their graphs are captured at once, where the first call could be."""
+    model, batch = build(name)
+    batch = tuple(torch.cat([tensor] * 6) for tensor in batch)  # enough that few are not all compared with
+    parts = [tuple(tensor.cuda() for tensor in part) for part in zip(*(tensor.split(20) for tensor in batch), strict=True)]
+    expected = reference.fisher(model, batch, kind)
+    model.cuda()
+    for _ in range(3):
+        found = {name: sums.cpu() for name, sums in diagonal(model, parts, kind=kind).sums.items()}
+        assert reference.worst_error(found, expected) <= 1e-10
+
+
+def test_later_calls_make_no_eager_pass(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)).cuda()
+    batches = [(torch.randn(20, 3, 8, 8).cuda(), torch.randint(5, (20,)).cuda()) for _ in range(3)]
+    passes, step = [], adders._pass
+    monkeypatch.setattr(adders, "_pass", lambda *given: passes.append(torch.cuda.is_current_stream_capturing()) or step(*given))
+    for _ in range(3):
+        diagonal(model, batches)
+    assert passes == [False, True, True, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -86,9 +87,8 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's first parameter or buffer."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        return tensor.device
-    return torch.device("cpu")
+    first = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def measuring_size(model: nn.Module) -> int:

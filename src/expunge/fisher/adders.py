@@ -23,6 +23,7 @@ from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.company import Alone
 from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, Unfounded, samples_with_gradient, waiting_at_most
+from expunge.fisher.familiar import FamiliarStep
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.linearity import check_linear
 from expunge.fisher.planning.description import warn_if_slow
@@ -245,7 +246,7 @@ class Samplewise(Totals):
         plan = self.plan_now
         if self.step is None:
             captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model))
-            self.step = _graphed(self.by(plan)) if captured else self.by(plan)
+            self.step = FamiliarStep(self.by(plan), plan, (self.scales, self.draws)) if captured else self.by(plan)
         if self.logits is not None and not (self.labels is not None and self.labels.inside(self.logits)):
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
         rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
@@ -267,7 +268,7 @@ class Samplewise(Totals):
         self.logits = result.logits.shape
         if added and (result.unexpected or (result.reads and not self.confirmation.irregular)):
             raise self.not_early()
-        if not plan.shown and (result.unexpected or result.wrong or (audit is not None and audit.name is None and audit.silent)):
+        if not plan.shown and (result.unexpected or result.wrong or result.silent):
             raise Unfounded
         if result.unexpected:
             plan.revise(result.unexpected)

@@ -47,17 +47,21 @@ class GraphedStep(Generic[Result]):
         self._capturing = torch.cuda.graph if lasting else _captured_at_once
         self._seen: Counter[object] = Counter()
         self._captured: dict[object, _Captured[Result]] = {}
-        self._capturable = True
+        self.capturable = True
 
     def __call__(self, batch: Batch, *aside: Any) -> Result:
         """What is given `aside` a graph could not take: with it the step is eager."""
         with _current(tensors(batch)[0].device):
             return self._run(batch, aside)
 
+    def skip_eager(self, batch: Batch) -> None:
+        """Capture the next batch of this form at once: what such steps need was loaded by others before."""
+        self._seen[form_of(batch)] += self.warm
+
     def _run(self, batch: Batch, aside: tuple[Any, ...]) -> Result:
-        form = _form(batch)
+        form = form_of(batch)
         known = form is not None and self._seen[form] and self._seen.total() >= self.warm
-        if self._capturable and known and not aside and form not in self._captured and len(self._captured) < GRAPHS:
+        if self.capturable and known and not aside and form not in self._captured and len(self._captured) < GRAPHS:
             self._capture(form, batch)
         captured = None if aside else self._captured.get(form)
         if captured is None:
@@ -79,10 +83,10 @@ class GraphedStep(Generic[Result]):
                 result = self.step(static)
         except Exception:
             torch.cuda.synchronize()
-            self._capturable = False
+            self.capturable = False
         else:
-            self._capturable = generators.same_as(Generators.now())
-        if self._capturable:
+            self.capturable = generators.same_as(Generators.now())
+        if self.capturable:
             self._captured[form] = _Captured(graph, static, result)
         else:
             generators.restore()
@@ -132,14 +136,14 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _form(batch: Batch) -> Hashable | None:
+def form_of(batch: Batch) -> Hashable | None:
     """What a graph depends on: the shapes and types of the tensors, and plain values as they are. None where the batch holds anything else,
     which may change meanwhile."""
     if isinstance(batch, Tensor):
         return batch.shape, batch.dtype, batch.stride()
     if isinstance(batch, (Mapping, tuple, list)):
         parts = [*batch.items()] if isinstance(batch, Mapping) else batch
-        forms = [_form(part) for part in parts]
+        forms = [form_of(part) for part in parts]
         return None if None in forms else tuple(forms)
     return (type(batch), batch) if isinstance(batch, PLAIN) else None
 

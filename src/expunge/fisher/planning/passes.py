@@ -32,6 +32,7 @@ class Pass:
     path: int = 0  # what the operations were
     alone: Tensor | None = None  # the drawn samples' cotangents, each from its own loss alone
     wrong: set[str] = field(default_factory=set)  # parameters whose squares fail their audit
+    silent: bool = False  # all parameters were audited, and none has a gradient: nothing was shown
     packs: dict[torch.dtype, Tensor] | None = None  # on CUDA, the rows of the parts
 
 
@@ -78,8 +79,10 @@ def closed_forms(
                 drawn.audit.settle()
         unexpected = {name for name in observed if parameters[name].grad is not None}
         kept = ([], set()) if drawn is None else (drawn.parts, drawn.passed)
-        wrong = set[str]() if drawn is None or drawn.audit is None or unexpected else drawn.audit.wrong(interception.squares)
-        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept, wrong=wrong)
+        wrong, silent = set[str](), False
+        if drawn is not None and drawn.audit is not None and not unexpected:
+            wrong, silent = drawn.audit.wrong(interception.squares), drawn.audit.name is None and drawn.audit.silent
+        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept, wrong=wrong, silent=silent)
     finally:
         for name, parameter in parameters.items():
             parameter.grad = None

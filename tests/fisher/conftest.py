@@ -1,0 +1,10 @@
+"""Every test is the first in its process: passes that others made are not known."""
+
+import pytest
+
+from expunge.fisher import familiar
+
+
+@pytest.fixture(autouse=True)
+def unfamiliar():
+    familiar.forget()
