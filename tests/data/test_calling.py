@@ -1,6 +1,9 @@
 """What a model cannot take is one line that names it, in every function; what it can take in another form works."""
 
+import contextlib
 import copy
+import gc
+import weakref
 from collections import UserDict
 
 import pytest
@@ -196,3 +199,25 @@ def test_functions_of_ones_own_that_fail_are_named():
         for value in (None, "a", nn.CrossEntropyLoss):
             with pytest.raises(InputError, match=f"^objective.{argument}: must be a function"):
                 Objective(**{argument: value})
+
+
+def test_what_a_failing_model_has_computed_is_freed():
+    """Its error is caught where a CUDA graph cannot be captured: a graph of autograd that lived on would be taken up by later passes."""
+    made = []
+
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            made.append(weakref.ref(inner := self.layer(x)))
+            raise RuntimeError("not with these")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(InputError):
+            Objective().logits(Fails(), (torch.randn(2, 3), torch.zeros(2)))
+        assert made and made[0]() is None
+    finally:
+        gc.enable()

@@ -45,7 +45,7 @@ def passed(path=1, **more):
 
 def call(step=None, plan=None, settings=None, given=GIVEN, audited=True):
     """The first batch of a call."""
-    plan = Plan({"weight": Layout()}, shown=False) if plan is None else plan
+    plan = Plan({"weight": Layout()}, surveyed=False) if plan is None else plan
     first = FamiliarStep(passed() if step is None else step, plan, settings)
     first(given, Audit(0.5, once=True) if audited else None)
     return first
@@ -64,8 +64,8 @@ def test_the_second_call_is_captured_at_once_and_not_audited(made):
         {"given": (torch.zeros(5, 3), torch.zeros(5))},
         {"given": (torch.zeros(4, 3).double(), torch.zeros(4))},
         {"given": (torch.zeros(3, 4).T, torch.zeros(4))},
-        {"plan": Plan({"weight": Layout(1)}, shown=False)},
-        {"plan": Plan({"bias": Layout()}, shown=False)},
+        {"plan": Plan({"weight": Layout(1)}, surveyed=False)},
+        {"plan": Plan({"bias": Layout()}, surveyed=False)},
         {"settings": "expected"},
     ],
     ids=["batch size", "type", "memory format", "layout", "parameter", "settings"],

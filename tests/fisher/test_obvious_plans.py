@@ -1,4 +1,4 @@
-"""A model whose parameters each have one closed form that might fit needs no survey: the first batch shows whether it holds."""
+"""A model whose parameters each have one closed form that fits needs no survey: the first batch shows whether it holds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from expunge.fisher.closed_forms import rules, tables
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.uses import Use
 from expunge.fisher.queueing import QueuedConfirmation
+from tests import reference
 from tests.fisher.cases import MODELS, build
 from tests.fisher.patterns import K, check, labels
 
@@ -191,3 +192,109 @@ def test_with_and_without_a_survey_the_sums_are_the_same(name, monkeypatch):
     monkeypatch.setattr(adders, "obvious_plan", lambda *given: None)
     for key, value in diagonal(model, [batch, batch]).sums.items():
         torch.testing.assert_close(obvious[key], value, rtol=1e-9, atol=1e-12 * float(value.max()))
+
+
+class Shifted(nn.Module):
+    """A faint shift, (1, C), that is used without its first dimension: it is no row of the samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.middle, self.head = nn.Parameter(torch.randn(1, 6)), nn.Linear(6, 6), nn.Linear(6, K)
+
+    def forward(self, x):
+        return self.head(x + 1e-6 * torch.tanh(self.middle(x) + self.shift[0]))
+
+
+class Unlikely(nn.Module):
+    """The same in the branch of a class with a probability of 1e-14."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.layer, self.last = nn.Linear(6, K - 1), nn.Linear(6, 6), nn.Linear(6, 1)
+        self.shift = nn.Parameter(torch.randn(1, 6))
+
+    def forward(self, x):
+        return torch.cat([self.plain(x), self.last(torch.tanh(self.layer(x) + self.shift.mean(0))) - 32], 1)
+
+
+class Scaled(nn.Module):
+    """Attention, whose last map has the rows of one token after those of another, under a LayerScale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, K)
+        self.gamma = nn.Parameter(torch.full((6,), 1e-5))
+
+    def forward(self, x):
+        return self.head((x + self.gamma * self.attention(x, x, x, need_weights=False)[0]).mean(1))
+
+
+class Gated(nn.Module):
+    """Attention behind a gate that is all but shut for most samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.plain, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 6), nn.Linear(6, K)
+
+    def forward(self, x):
+        gate = torch.sigmoid(20 * x[:, 0, 0])[:, None, None]
+        return self.head(torch.tanh((1 - gate) * self.plain(x) + gate * self.attention(x, x, x)[0]).mean(1))
+
+
+class Folded(nn.Module):
+    """Rows of one token after those of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, K)
+
+    def forward(self, x):
+        rows = self.layer(x.transpose(0, 1).reshape(-1, 6))
+        return self.head(torch.tanh(rows).view(x.shape[1], x.shape[0], 6).mean(0))
+
+
+def of_class(rare):
+    targets = torch.randint(0, K - 1, (256,))
+    targets[rare] = K - 1
+    return targets
+
+
+def opened(rare):
+    x = torch.randn(256, 4, 6)
+    x[:, 0, 0] = -1
+    x[rare, 0, 0] = 1
+    return x
+
+
+def nearly_all_alike(rare):
+    x = torch.full((256, 4, 6), 0.3)
+    x[rare] = torch.randn(len(rare), 4, 6)
+    return x
+
+
+RARE = [100, 170, 230]
+FAINT = {
+    "a shift under a factor of 1e-6": (Shifted, lambda: (torch.randn(256, 6), of_class([])), torch.float32),
+    "a class that nearly never comes": (Unlikely, lambda: (torch.randn(256, 6), of_class(RARE)), torch.float64),
+    "a LayerScale of 1e-5": (Scaled, lambda: (torch.randn(256, 4, 6), of_class([])), torch.float32),
+    "a gate of 2e-9": (Gated, lambda: (opened(RARE), of_class([])), torch.float32),
+    "samples that are alike": (Folded, lambda: (nearly_all_alike([0, *RARE]), of_class([1, *RARE])), torch.float64),
+}
+
+
+@pytest.mark.filterwarnings("ignore::expunge.errors.SlowFisherWarning")
+@pytest.mark.parametrize("cuda", [False, True], ids=["cpu", "as on a GPU"])
+@pytest.mark.parametrize("size", [8, 64, 200])
+@pytest.mark.parametrize("name", FAINT)
+def test_what_a_first_batch_hardly_shows(name, size, cuda, monkeypatch):
+    """A gradient that is rounding beside the others confirms nothing."""
+    make, data, dtype = FAINT[name]
+    if cuda:
+        monkeypatch.setattr(adders, "_confirmation", lambda place, *given: _queued(*given))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model, (x, y) = make().to(dtype).eval(), data()
+        batches = list(zip(x.to(dtype).split(size), y.split(size), strict=True))
+        found = diagonal(model, batches, seed=seed).sums
+        expected = reference.fisher(copy.deepcopy(model).double(), (x.double(), y))
+        assert reference.worst_error(found, expected) <= (1e-9 if dtype == torch.float64 else 1e-3)

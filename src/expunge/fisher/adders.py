@@ -169,7 +169,7 @@ class Samplewise(Totals):
         """The named parameters go one sample at a time; all of them, where that was not the end of it."""
         super().restart(names)
         self.step, self.logits = None, None
-        if self.plan_now.shown:
+        if self.plan_now.surveyed:
             self.plan_now.revise(set(self.parameters) if self.revised else names)
             self.revised = self.revised or bool(names)
         else:
@@ -259,7 +259,7 @@ class Samplewise(Totals):
         except Exception as error:
             if out_of_memory(error) or not plan.layouts or added:
                 raise
-            if not plan.shown:
+            if not plan.surveyed:
                 raise Unfounded from error
             self.by(Plan())(given)  # the error of the plain model, where it has one
             plan.revise(set(self.parameters))
@@ -268,7 +268,7 @@ class Samplewise(Totals):
         self.logits = result.logits.shape
         if added and (result.unexpected or (result.reads and not self.confirmation.irregular)):
             raise self.not_early()
-        if not plan.shown and (result.unexpected or result.wrong or result.silent):
+        if not plan.surveyed and (result.unexpected or result.wrong or result.silent):
             raise Unfounded
         if result.unexpected:
             plan.revise(result.unexpected)

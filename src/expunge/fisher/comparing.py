@@ -21,6 +21,7 @@ from expunge.fisher.samples import Squares, as_pairs, batched, fresh, gradients,
 from expunge.runtime.nested import combine_tensors, leaves, tensors
 
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
+FAINT = 10  # times that: an error of a tenth may be taken for rounding
 Tolerated = Callable[[Tensor], float]
 Pair = tuple[Tensor, Tensor]  # what is judged, and what it should be
 
@@ -102,6 +103,7 @@ class Differences:
     wrong: set[str] = field(default_factory=set)
     together: bool = False  # the logits differ already
     shown: set[str] = field(default_factory=set)  # these have a gradient, and it is right
+    faint: set[str] = field(default_factory=set)  # of these, those whose gradient is so small that an error of it may pass for rounding
     largest: float = 0.0  # difference of a gradient, as a part of it
 
     def __bool__(self) -> bool:
@@ -222,7 +224,8 @@ def _paired(attributed: Squares, reference: Mapping[str, Tensor | None]) -> dict
 
 
 def _differing(gradients: Mapping[str, Tensor], sizes: Sequence[tuple[float, float]], tolerated: Tolerated) -> Differences:
-    top, worst, wrong, shown = max((size for _, size in sizes), default=0.0), 0.0, set(), set()
+    top, worst = max((size for _, size in sizes), default=0.0), 0.0
+    wrong, shown, faint = set[str](), set[str](), set[str]()
     for (name, gradient), (difference, size) in zip(gradients.items(), sizes, strict=True):
         noise = NOISE.get(gradient.dtype, NOISE[torch.float32]) * top
         if not difference <= max(tolerated(gradient) * size, noise):
@@ -230,7 +233,9 @@ def _differing(gradients: Mapping[str, Tensor], sizes: Sequence[tuple[float, flo
             worst = max(worst, difference / size if size else torch.inf)
         elif size:
             shown.add(name)
-    return Differences(wrong, False, shown, worst)
+            if size <= FAINT * noise or not difference <= tolerated(gradient) * size:
+                faint.add(name)
+    return Differences(wrong, False, shown, faint, worst)
 
 
 def allowed(tensor: Tensor) -> float:

@@ -204,7 +204,7 @@ class Confirmation:
 
         Where nothing else has shown the plan and each launch counts, of one parameter for each form of an operation.
         """
-        if not plan.layouts or (self._on_cuda and (plan.shown or not self._young(samples))):
+        if not plan.layouts or (self._on_cuda and (plan.surveyed or not self._young(samples))):
             return None
         pick, names = float(self.generator.random()), list(plan.layouts)
         if self._on_cuda:
@@ -248,17 +248,25 @@ class Confirmation:
         comparison = Comparison(group, plan, weights)
         form = self.doubts.unflipped(comparison.samples) if again else None
         found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated, form)
-        self.confirmed |= found.shown
+        self.confirmed |= self._shown(found, plan, group)
         if not found:
             return
         left = self.doubts.unexplained(comparison, group, plan, found, self.tolerated)
         for kept in left:
             exact = self.doubts.over_the_whole_batch(kept, plan, found)
             self._blame(kept, plan, exact)
-            self.confirmed |= exact.shown
+            self.confirmed |= self._shown(exact, plan, [kept])
         if len(left) < len(group):
             self.confirmed |= found.wrong
         self.clearances += 1
+
+    def _shown(self, found: Differences, plan: Plan, group: Sequence[Kept]) -> set[str]:
+        """The parameters that a comparison has shown: of a plan that was not surveyed those with a faint gradient only where they are the
+        bias of an operation whose weight is shown. That of attention's keys is faint in every sample."""
+        if plan.surveyed:
+            return found.shown
+        clear = found.shown - found.faint
+        return clear | {part.bias for kept in group for part in kept.parts if part.weight in clear and part.bias in found.shown}
 
     def _blame(self, kept: Kept, plan: Plan, found: Differences) -> None:
         """Raise, where something is wrong."""

@@ -48,7 +48,7 @@ class FamiliarStep:
                 return result
         result = self._eagerly_or_graphed(given, audit)
         sound = not (result.unexpected or result.wrong or result.silent)
-        if sound and (audit is not None or self.plan.shown):
+        if sound and (audit is not None or self.plan.surveyed):
             _remember(signature, result.path)
         return result
 
@@ -64,7 +64,7 @@ class FamiliarStep:
         if form is None:
             return None
         rounding = tf32.in_matmuls(), tf32.in_convolutions(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        plan = tuple(self.plan.layouts.items()), tuple(self.plan.idle), self.plan.shown
+        plan = tuple(self.plan.layouts.items()), tuple(self.plan.idle), self.plan.surveyed
         return hash((form, plan, self.settings, rounding))
 
 

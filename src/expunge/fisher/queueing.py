@@ -53,9 +53,9 @@ class QueuedConfirmation(Confirmation):
     """Compares the drawn samples of many batches at once: the logits and losses of all, the gradients of as many as memory allows.
 
     Which batches these are is drawn at random. The plain pass is in the memory format of the planned one, where it rounds alike; that the
-    plan is the model's function in the caller's format is shown by its survey. Where something differs or is not shown, the data are read
-    again and each comparison is waited for, as on the CPU. So it is with models that may choose rows out of sight and with the first
-    samples of small batches. `expected`: the number of batches, where it is known.
+    plan is the model's function in the caller's format is shown by its survey, where it has one. Where something differs or is not shown,
+    the data are read again and each comparison is waited for, as on the CPU. So it is with models that may choose rows out of sight and
+    with the first samples of small batches. `expected`: the number of batches, where it is known.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class QueuedConfirmation(Confirmation):
             if not (self._coarse(logits) and self._the_same_alone(queued.whole[-1])):
                 raise Revised(set())
             self.clearances += 1
-        self.confirmed |= found.shown
+        self.confirmed |= self._shown(found, plan, queued.whole)
         if not found.wrong:
             return
         if self._coarse(logits) and not queued.precise and self._holds_precisely(queued, plan, found):

@@ -38,6 +38,7 @@ class Interception(TorchFunctionMode):
     Without layouts it is a survey's, which takes `notes` of all operations.
 
     `shapes`  name -> shapes of the outputs of its operations (None where it has no known operation), as seen in the forward pass
+    `outputs` name -> what the last of these operations gave, in a survey
     `beside`  a bias -> the weight of the same operation
     `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
@@ -60,11 +61,13 @@ class Interception(TorchFunctionMode):
         self.drawn, self.reads, self.path = drawn, False, 0
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, list[tuple[int, ...] | None]] = {}
+        self.outputs: dict[str, Tensor] = {}
         self.beside: dict[str, str] = {}
         self.alone: set[str] = set()
         self.vectors: list[tuple[str, Tensor]] = []
         self.outside: set[str] = set()
         self.uses: Counter[str] = Counter()
+        self._used: list[str] = []  # in the operation that runs
         self._lifted: dict[str, tuple[tuple[int, ...], Tensor]] = {}
         several = frozenset(name for name, layout in (layouts or {}).items() if layout.others)
         self.shared = Shared(several) if several else None
@@ -101,6 +104,9 @@ class Interception(TorchFunctionMode):
     def _run(self, rule: Callable[..., Any] | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reads |= rule is None and getattr(function, "__name__", "") in READING
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
+        if self._used:
+            self.outputs |= dict.fromkeys(self._used, result.detach())
+            self._used = []
         self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
         return result
 
@@ -122,7 +128,10 @@ class Interception(TorchFunctionMode):
             self.shapes.setdefault(name, []).append(output)
         if not several:
             self.alone.update(known)
-        if self.layouts is None or not known:
+        if self.layouts is None:
+            self._used = known
+            return None
+        if not known:
             return None
         layouts = {self._layout_of_use(name) for name in known}
         layout = layouts.pop()

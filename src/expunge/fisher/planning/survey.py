@@ -50,7 +50,7 @@ class Plan:
     reasons: dict[str, str] = field(default_factory=dict)  # why others have none
     entries: int = 0  # that a sample has in the outputs of these operations
     mixes: bool = False  # there are operations that may mix samples
-    shown: bool = True  # on two samples, to give what the definition gives
+    surveyed: bool = True  # shown to give what the definition gives, on two samples
 
     def revise(self, names: set[str]) -> None:
         """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
@@ -66,7 +66,8 @@ class Plan:
 def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batch, objective: Objective) -> Plan | None:
     """A plan from two forward passes, of one sample and of two, where each parameter has one closed form that might fit; else None.
 
-    Nothing is computed by it yet: the first batch's comparisons and audit must show that it holds. A survey takes three times as long.
+    Where rows may be in two orders, those of the first sample show in which. Nothing is computed by it yet: the first batch's comparisons
+    and audit must show that it holds. A survey takes three times as long.
     """
     probe = take(batch, slice(0, PROBE))
     try:
@@ -75,11 +76,18 @@ def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch
             alone, fewer = _watched(model, parameters, take(probe, slice(0, 1)), objective)
     except Exception:  # a survey says what is wrong
         return None
-    choices = _choices(fewer, more)
+    choices = {name: _fitting(layouts, fewer.outputs.get(name), more.outputs.get(name)) for name, layouts in _choices(fewer, more).items()}
     single = choices.keys() == parameters.keys() and all(len(layouts) == 1 for layouts in choices.values())
     if not single or mixes(fewer.notes.mixing, more.notes.mixing) or not is_usable(alone) or not _alike(together[:1], alone):
         return None
-    return _described(Plan({name: layouts[0] for name, layouts in choices.items()}, shown=False), more)
+    return _described(Plan({name: layouts[0] for name, layouts in choices.items()}, surveyed=False), more)
+
+
+def _fitting(layouts: list[Layout], alone: Tensor | None, together: Tensor | None) -> list[Layout]:
+    """Of several layouts those by which the first of two samples has the rows that it has alone; all, where the samples are alike."""
+    if len(layouts) == 1 or alone is None or together is None:
+        return layouts
+    return [layout for layout in layouts if _alike(layout.rows(together, PROBE)[:1], layout.rows(alone, 1))]
 
 
 @tf32.switched_off()  # its rounding, of some percent in a deep network, would hide the errors that the check is for
