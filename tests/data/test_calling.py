@@ -211,8 +211,9 @@ def test_what_a_failing_model_has_computed_is_freed():
             self.layer = nn.Linear(3, 3)
 
         def forward(self, x):
-            made.append(weakref.ref(inner := self.layer(x)))
-            raise RuntimeError("not with these")
+            inner = self.layer(x)
+            made.append(weakref.ref(inner))
+            raise RuntimeError(f"not with {len(inner)}")
 
     gc.disable()
     try:

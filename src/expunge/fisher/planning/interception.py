@@ -103,10 +103,10 @@ class Interception(TorchFunctionMode):
 
     def _run(self, rule: Callable[..., Any] | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reads |= rule is None and getattr(function, "__name__", "") in READING
+        self._used = []
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
         if self._used:
             self.outputs |= dict.fromkeys(self._used, result.detach())
-            self._used = []
         self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
         return result
 
