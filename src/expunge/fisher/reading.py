@@ -42,12 +42,11 @@ def checked(batches: Iterator[Batch], device: torch.device, objective: Objective
             check_batch(batch, "batches", objective)
             yield to_device(batch, device), None
         return
-    waiting, stream, ahead = deque[_Looked](), torch.cuda.Stream(device), 0
+    waiting, stream = deque[_Looked](), torch.cuda.Stream(device)
     for batch in batches:
         waiting.append(_Looked(batch, device, objective, stream))
-        if len(waiting) > ahead:
+        if len(waiting) > AHEAD:
             yield waiting.popleft().read()
-            ahead = min(AHEAD, ahead + 1)  # at first the device has nothing else to do
     while waiting:
         yield waiting.popleft().read()
 

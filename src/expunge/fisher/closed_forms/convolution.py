@@ -178,8 +178,8 @@ def by_kernel(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Sc
 def by_tiles(inputs: Tensor, gradients: Tensor, geometry: Geometry, scratch: Scratch, name: str, frames: int = 1) -> Tensor:
     """The same on CUDA, on tensor cores: as exact as the library's convolutions, in TF32 where these are."""
     images, slopes = _last(inputs), _last(gradients)
-    total = scratch.total(name, (*geometry.kernel, images.shape[-1], slopes.shape[-1]), inputs)
-    total += cuda.squares(images, slopes, geometry.kernel, geometry.stride, geometry.padding, geometry.dilation).view(total.shape)
+    part = cuda.squares(images, slopes, geometry.kernel, geometry.stride, geometry.padding, geometry.dilation)
+    total = scratch.added(name, part.view(*geometry.kernel, images.shape[-1], slopes.shape[-1]))
     return total.movedim((-1, -2), (0, 1))
 
 

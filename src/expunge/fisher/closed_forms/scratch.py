@@ -75,6 +75,12 @@ class Scratch:
             total.zero_()
         return total
 
+    def added(self, name: str, part: Tensor) -> Tensor:
+        """`total` with this part added to it."""
+        begun, total = self.has_begun(name), self.take(f"total {name}", tuple(part.shape), part)
+        self._begun.add(name)
+        return total.add_(part) if begun else total.copy_(part)
+
     def add_early(self, early: Early | None) -> None:
         """Let the next pass add totals early; the memory that these had in an earlier pass is freed."""
         self.early = early

@@ -105,8 +105,9 @@ class Interception(TorchFunctionMode):
         self.reads |= rule is None and getattr(function, "__name__", "") in READING
         self._used = []
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
-        if self._used:
-            self.outputs |= dict.fromkeys(self._used, result.detach())
+        used, self._used = self._used, []  # of no operation around this one
+        if used:
+            self.outputs |= dict.fromkeys(used, result.detach())
         self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
         return result
 

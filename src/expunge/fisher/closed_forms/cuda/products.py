@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import triton
@@ -29,12 +30,7 @@ def launch(
     """
     (samples, height, width, wide), (lines, across, out) = images.shape, slopes.shape[1:]
     taps, positions = math.prod(kernel), lines * across
-    tile_wide, tile_out = _power(wide, 32), _power(out, 128)
-    block = _power(positions, 64) if positions <= 64 else 32 if positions >= 128 else 16  # few of them beyond the last position
-    warps = {128: 4, 64: 2, 32: 2, 16: 1}[tile_out]
-    tiles = taps * triton.cdiv(wide, tile_wide) * triton.cdiv(out, tile_out)
-    share = min(SAMPLES, max(1, samples * tiles * warps // WARPS))
-    splits = triton.cdiv(samples, share)
+    tile_wide, tile_out, block, warps, tiles, share, splits = _parts(samples, taps, positions, wide, out)
     totals = images.new_empty((splits, taps, wide, out), dtype=torch.float32)
     unit = math.gcd(wide, out, 16)  # what both are a multiple of decides how many channels are read at once
     _squares[(tiles, splits)](
@@ -44,6 +40,17 @@ def launch(
         num_warps=warps, num_stages=3,
     )  # fmt: skip
     return totals.sum(0) if splits > 1 else totals[0]
+
+
+@lru_cache(1024)  # Triton's own integer functions take microseconds each
+def _parts(samples: int, taps: int, positions: int, wide: int, out: int) -> tuple[int, int, int, int, int, int, int]:
+    """Channels of a tile, positions read at once, warps of a program, tiles, samples of a program, and programs for all samples."""
+    tile_wide, tile_out = _power(wide, 32), _power(out, 128)
+    block = _power(positions, 64) if positions <= 64 else 32 if positions >= 128 else 16  # few of them beyond the last position
+    warps = {128: 4, 64: 2, 32: 2, 16: 1}[tile_out]
+    tiles = taps * triton.cdiv(wide, tile_wide) * triton.cdiv(out, tile_out)
+    share = min(SAMPLES, max(1, samples * tiles * warps // WARPS))
+    return tile_wide, tile_out, block, warps, tiles, share, triton.cdiv(samples, share)
 
 
 def _power(size: int, limit: int) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import triton
@@ -16,12 +17,7 @@ ENTRIES = 2048  # of a block: positions by channels
 
 def launch(images: Tensor, slopes: Tensor, mean: Tensor | None, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     samples, positions, channels = images.shape
-    wide = min(128, triton.next_power_of_2(channels))
-    high = ENTRIES // wide
-    groups = triton.cdiv(channels, wide)
-    splits = max(1, min(triton.cdiv(PROGRAMS, samples * groups), triton.cdiv(positions, high)))
-    share = max(1, triton.cdiv(triton.cdiv(positions, splits), high)) * high  # whole blocks
-    splits = max(1, triton.cdiv(positions, share))  # a sequence may be empty
+    wide, high, groups, splits, share = _parts(samples, positions, channels)
     back = torch.empty_like(slopes)
     sums = images.new_empty((2, splits, samples, channels), dtype=torch.float32)
     unit = math.gcd(channels, 16)  # decides how many channels are read at once
@@ -31,6 +27,17 @@ def launch(images: Tensor, slopes: Tensor, mean: Tensor | None, scale: Tensor) -
     )  # fmt: skip
     plain, centred = sums.sum(1) if splits > 1 else sums[:, 0]
     return back, plain, centred
+
+
+@lru_cache(1024)  # Triton's own integer functions take microseconds each
+def _parts(samples: int, positions: int, channels: int) -> tuple[int, int, int, int, int]:
+    """Channels and positions of a block, groups of channels, parts of the positions, and the positions of a part."""
+    wide = min(128, triton.next_power_of_2(channels))
+    high = ENTRIES // wide
+    groups = triton.cdiv(channels, wide)
+    splits = max(1, min(triton.cdiv(PROGRAMS, samples * groups), triton.cdiv(positions, high)))
+    share = max(1, triton.cdiv(triton.cdiv(positions, splits), high)) * high  # whole blocks
+    return wide, high, groups, max(1, triton.cdiv(positions, share)), share  # a sequence may be empty
 
 
 @triton.jit(do_not_specialize=["samples", "positions", "units", "share"])
