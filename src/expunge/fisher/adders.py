@@ -103,6 +103,7 @@ class Samplewise(Totals):
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirms = (place := device_of(model).type) in CONFIRMED_ON
         self.confirmation = _confirmation(place, model, parameters, objective, self.seed, expected)
+        self.several = expected != 1
         self.plan = plan
         self.surveys = False  # at once: an obvious plan did not hold
         self.revised = False  # once already
@@ -245,7 +246,7 @@ class Samplewise(Totals):
         """
         plan = self.plan_now
         if self.step is None:
-            captured = tensors(batch)[0].is_cuda and not (plan.batched or plan.looped or hooked(self.model))
+            captured = tensors(batch)[0].is_cuda and self.several and not (plan.batched or plan.looped or hooked(self.model))
             self.step = FamiliarStep(self.by(plan), plan, (self.scales, self.draws)) if captured else self.by(plan)
         if self.logits is not None and not (self.labels is not None and self.labels.inside(self.logits)):
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
