@@ -247,7 +247,7 @@ class Samplewise(Totals):
         plan = self.plan_now
         if self.step is None:
             captured = tensors(batch)[0].is_cuda and self.several and not (plan.batched or plan.looped or hooked(self.model))
-            self.step = FamiliarStep(self.by(plan), plan, (self.scales, self.draws)) if captured else self.by(plan)
+            self.step = FamiliarStep(self.by(plan), plan, self.settings()) if captured else self.by(plan)
         if self.logits is not None and not (self.labels is not None and self.labels.inside(self.logits)):
             self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
         rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
@@ -305,6 +305,10 @@ class Samplewise(Totals):
         if self.confirms:
             self.confirmation.add(_kept(batch, rows, result, others, slot), plan, batch_size(batch))
         return squares
+
+    def settings(self) -> tuple[object, ...]:
+        """What a pass depends on beside its plan and its batch."""
+        return self.scales, self.draws, tuple((value.dtype, value.device) for value in self.parameters.values())
 
     def by(self, plan: Plan) -> Step:
         """A pass by the closed forms of this plan, without a reference to this object: a cycle would keep its memory."""

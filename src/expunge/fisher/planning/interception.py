@@ -27,7 +27,7 @@ from expunge.fisher.planning.constants import Constants
 from expunge.fisher.planning.derived import DESCRIBING, ELEMENTWISE, Derived
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.notes import Notes
-from expunge.fisher.planning.operations import Operation
+from expunge.fisher.planning.operations import Operation, path_after
 
 LIFTED = "bare"  # the operation's name where a parameter is used outside any known one
 
@@ -43,7 +43,7 @@ class Interception(TorchFunctionMode):
     `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
-    `path`    a number that stands for the operations so far and the shapes they gave
+    `path`    a number that stands for the operations so far, the whole numbers they took (strides, dimensions) and the shapes they gave
     `reads`   whether the model took numbers out of tensors, by which it may choose rows out of sight
     """
 
@@ -108,7 +108,7 @@ class Interception(TorchFunctionMode):
         used, self._used = self._used, []  # of no operation around this one
         if used:
             self.outputs |= dict.fromkeys(used, result.detach())
-        self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
+        self.path = path_after(self.path, function, (*args, *kwargs.values()), result)
         return result
 
     def name(self, parameter: Any) -> str | None:
