@@ -109,6 +109,7 @@ CASES = {
         ),
         classified,
     ),
+    "bert-base": Case(by_transformers("BertForSequenceClassification", "BertConfig", num_labels=CLASSES), classified),
     "gpt2": Case(
         by_transformers(
             "GPT2LMHeadModel", "GPT2Config", vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=LONGEST, **ENDS
@@ -116,6 +117,7 @@ CASES = {
         continued,
         tokens=True,
     ),
+    "gpt2-small": Case(by_transformers("GPT2LMHeadModel", "GPT2Config"), continued, tokens=True),
     "llama": Case(
         by_transformers(
             "LlamaForCausalLM", "LlamaConfig", **SHAPE, num_key_value_heads=HEADS // 2,

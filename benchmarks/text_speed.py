@@ -1,6 +1,7 @@
 """The exact diagonal Fisher on padded text (16 to 128 tokens, batches of 32) against a plain forward and backward, and torch.func.
 
-Run `PYTHONPATH=src python benchmarks/text_speed.py`; without transformers it measures the encoder of text_networks.py alone.
+Run `PYTHONPATH=src python benchmarks/text_speed.py`, on a GPU also with `--networks bert-base gpt2-small`; without transformers it
+measures the encoder of text_networks.py alone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from expunge.data.objective import Objective  # noqa: E402
 Sums = dict[str, Tensor]
 Pass = Callable[[nn.Module, list[Batch]], Sums]
 CHECKED, EXACT = 4, 1e-10
+OF_FULL_SIZE = ("bert-base", "gpt2-small")  # for a GPU, where plain passes of the others are launches alone
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ def seconds(run: Pass, model: nn.Module, batches: list[Batch], clock: Callable[[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    known = list(CASES) if importlib.util.find_spec("transformers") else ["encoder"]
+    known = [name for name in CASES if name not in OF_FULL_SIZE] if importlib.util.find_spec("transformers") else ["encoder"]
     parser.add_argument("--networks", nargs="+", choices=CASES, default=known)
     parser.add_argument("--variants", nargs="+", default=["engine", "vmap", "loop"])
     parser.add_argument("--rounds", type=int, default=5)

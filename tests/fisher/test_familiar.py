@@ -9,6 +9,7 @@ from expunge.fisher import familiar
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.familiar import FamiliarStep
 from expunge.fisher.planning.layouts import Layout
+from expunge.fisher.planning.operations import path_after
 from expunge.fisher.planning.passes import Pass
 from expunge.fisher.planning.survey import Plan
 
@@ -137,3 +138,12 @@ def test_memory_of_passes_is_bounded(made, monkeypatch):
     for settings in range(10):
         call(settings=settings)
         assert len(familiar._paths) <= 3
+
+
+def test_a_path_tells_strides_and_dimensions():
+    def path(*arguments):
+        return path_after(1, torch.conv2d, arguments, torch.zeros(2, 3))
+
+    x = torch.zeros(2)
+    assert path(x, (1, 1), 2) == path(torch.ones(2), (1, 1), 2)
+    assert len({path(x, (1, 1), 2), path(x, (2, 1), 2), path(x, (1, 1), 1), path(x)}) == 4
