@@ -53,7 +53,7 @@ class Drawn:
 
     def takes(self, *names: str | None) -> bool:
         """Whether this use, of these parameters, is to be kept."""
-        if not self.open or not len(self.rows):
+        if not self.open or not self.rows.shape[0]:
             return False
         self.uses += 1
         if self.turn is None or self.uses % TURNS == self.turn:

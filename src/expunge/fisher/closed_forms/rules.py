@@ -21,7 +21,7 @@ from expunge.fisher.closed_forms.padding import Active
 from expunge.fisher.closed_forms.products import squared_products
 from expunge.fisher.closed_forms.scratch import wide
 from expunge.fisher.closed_forms.uses import Use, as_chosen
-from expunge.fisher.planning.layouts import Layout
+from expunge.fisher.planning.layouts import SINGLE
 
 Context = Any
 
@@ -104,7 +104,7 @@ class Convolution(torch.autograd.Function):
                 if (audit := use.audited(use.weight, ctx.geometry, ctx.transposed, a.shape[1:], g.shape[1:])) is not None:
                     convolution.audit(audit, use.weight, a, g, ctx.geometry, use.samples)
                 place = use.scratch.place(use.weight)
-                use.finish(use.weight, convolution.squares(a, g, ctx.geometry, use.scratch, place, len(a) // use.samples))
+                use.finish(use.weight, convolution.squares(a, g, ctx.geometry, use.scratch, place, a.shape[0] // use.samples))
             use.add_bias(gradient, 1)
             back = None
             if ctx.needs_input_grad[4]:
@@ -148,7 +148,7 @@ class Affine(torch.autograd.Function):
                 parts = (use.entries(audit, use.weight, part, ctx.channel, ctx.dimensions) for part in (gradient, normalised))
                 audit.add_entry(use.weight, *parts)
             use.audit_bias(gradient, ctx.channel, ctx.dimensions)
-            last = ctx.channel == gradient.dim() - 1 and use.layout == Layout() and gradient.dim() > 2
+            last = ctx.channel == gradient.dim() - 1 and use.layout == SINGLE and gradient.dim() > 2
             if use.weight is not None and last and (fused := _fused(normalised, gradient)):
                 scaled, plain, product = fused(normalised.contiguous(), gradient.contiguous(), None, scale)
                 use.add_vectors(product, plain)
@@ -184,7 +184,7 @@ class FrozenBatchNorm(torch.autograd.Function):
                 slopes, images = (use.entries(audit, use.weight, part, 1) for part in (gradient, inputs))
                 middle, width = (part[audit.entry(use.weight, part.shape)] for part in (mean, inverse))
                 audit.add_entry(use.weight, slopes, (images - middle) * width)
-            if use.weight is not None and inputs.dim() == 4 and use.layout == Layout() and (fused := _fused(inputs, gradient)):
+            if use.weight is not None and inputs.dim() == 4 and use.layout == SINGLE and (fused := _fused(inputs, gradient)):
                 assert weight is not None
                 images, slopes = inputs.movedim(1, -1).contiguous(), gradient.movedim(1, -1).contiguous()
                 use.audit_bias(gradient, 1)

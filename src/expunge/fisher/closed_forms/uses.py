@@ -14,10 +14,10 @@ from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import Drawn, Gradients, Part
 from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.closed_forms.shared import Shared
-from expunge.fisher.planning.layouts import Layout
+from expunge.fisher.planning.layouts import SINGLE, Layout
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Use:
     """One use of parameters in a forward pass: their names, where the samples are, and where the squares go."""
 
@@ -39,7 +39,7 @@ class Use:
         """Whether the drawn samples of this use are to be kept: of several uses of a parameter all or none."""
         if self.drawn is None or not self.drawn.open:
             return False
-        return self.drawn.takes(*names) if not self.has_several(*names) else len(self.drawn.rows) > 0
+        return self.drawn.takes(*names) if not self.has_several(*names) else self.drawn.rows.shape[0] > 0
 
     def add(self, name: str, squares: Tensor) -> None:
         self.squares[name] = self.squares[name].add_(squares) if name in self.squares else squares
@@ -64,7 +64,7 @@ class Use:
 
     def _drawn(self, tensor: Tensor, drawn: Drawn) -> Tensor:
         rows = self.layout.drawn(tensor, self.samples, drawn.rows)
-        if tensor.device.type == "cpu" and len(drawn.rows) == 1:  # small pieces of fresh memory would slow down the whole pass
+        if drawn.rows.shape[0] == 1 and tensor.device.type == "cpu":  # small pieces of fresh memory would slow down the whole pass
             return self.scratch.copied(drawn.slot, rows)
         return rows
 
@@ -111,7 +111,7 @@ class Use:
 
     def by_channel(self, tensor: Tensor, channel: int) -> Tensor:
         """Sums over all but sample and channel: (samples, channels)."""
-        if self.layout == Layout():
+        if self.layout == SINGLE:
             positions = [index for index in range(1, tensor.dim()) if index != channel % tensor.dim()]
             return tensor.sum(positions) if positions else tensor
         rows = self.rows(tensor.movedim(channel, -1) if channel not in (-1, tensor.dim() - 1) else tensor)

@@ -112,7 +112,7 @@ class Interception(TorchFunctionMode):
         return result
 
     def name(self, parameter: Any) -> str | None:
-        return self.names.get(id(parameter)) if isinstance(parameter, Tensor) else None
+        return self.names.get(id(parameter))
 
     def use(self, weight: Any, bias: Any, output: tuple[int, ...] | None, shared: bool = False, several: bool = True) -> Use | None:
         """Note a use of these parameters; the `Use` to square them with, or None where the operation should run as it is.
@@ -134,10 +134,9 @@ class Interception(TorchFunctionMode):
             return None
         if not known:
             return None
-        layouts = {self._layout_of_use(name) for name in known}
-        layout = layouts.pop()
+        layout, *others = map(self._layout_of_use, known)
         fits = layout is not None and not layout.derived and output and layout.fits(output, self.samples) and (layout.frames or shared)
-        if layout is None or layouts or not fits:
+        if layout is None or not fits or any(other != layout for other in others):
             self.outside.update(known)
             return None
         return Use(*names, layout, self.samples, self.scratch, self.squares, self.vectors, self.drawn, self.shared)
@@ -148,6 +147,8 @@ class Interception(TorchFunctionMode):
 
     def bare(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A parameter in an operation without a rule: lifted where broadcasting says how, else noted as outside."""
+        if not kwargs and not any(id(value) in self.names or isinstance(value, (list, tuple)) for value in args):
+            return function(*args)  # most have none
         direct = [(index, name) for index, value in enumerate(args) if (name := self.name(value)) is not None]
         grouped = [part for value in (*args, *kwargs.values()) if isinstance(value, (list, tuple)) for part in value]
         nested = {name for value in (*grouped, *kwargs.values()) if (name := self.name(value)) is not None}

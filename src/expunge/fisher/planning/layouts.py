@@ -50,18 +50,21 @@ class Layout:
 
     def drawn(self, tensor: Tensor, samples: int, rows: Tensor) -> Tensor:
         """The rows of some samples, (drawn, frames, ...), without a copy of the others; of a single one on the CPU no copy at all."""
-        if len(rows) == 1 and rows.device.type == "cpu" and (self.frames == 1 or self.outer):
+        if rows.shape[0] == 1 and rows.device.type == "cpu" and (self.frames == 1 or self.outer):
             frames = tensor.shape[self.dimension] // samples
             row = tensor.narrow(self.dimension, int(rows) * frames, frames)
             return (row.movedim(self.dimension, 0) if self.dimension else row)[None]
         moved = tensor.movedim(self.dimension, 0) if self.dimension else tensor
-        if len(moved) == samples:
+        if moved.shape[0] == samples:
             return moved.index_select(0, rows)[:, None]
         if self.frames > 1 and not self.outer:
             moved = moved.unflatten(0, (-1, samples)).transpose(0, 1)
         else:
             moved = moved.unflatten(0, (samples, -1))
         return moved.index_select(0, rows)
+
+
+SINGLE = Layout()  # a row per sample, along the first dimension
 
 
 def infer(fewer: tuple[int, ...], more: tuple[int, ...], samples: int) -> list[Layout]:
