@@ -201,6 +201,36 @@ def test_functions_of_ones_own_that_fail_are_named():
                 Objective(**{argument: value})
 
 
+class Methods(nn.Module):
+    """A layer that is not called as a module."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.inner, self.way = nn.Sequential(nn.Linear(7, 3)), way
+
+    def forward(self, x):
+        return self.way(self.inner, x)
+
+
+class Called(nn.Linear):
+    def __call__(self, x):
+        return self.forward(x)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(Called(7, 3)),
+        Methods(lambda inner, x: inner[0].forward(x)),
+        Methods(lambda inner, x: inner(x)),
+    ],
+    ids=["its own __call__", "forward", "called"],
+)
+def test_the_layer_that_failed_is_named_however_it_is_called(model):
+    with pytest.raises(InputError, match=r"0, (Linear|Called)\(in_features=7"):
+        Objective().logits(model, (torch.randn(2, 3), torch.zeros(2)))
+
+
 def test_what_a_failing_model_has_computed_is_freed():
     """Its error is caught where a CUDA graph cannot be captured: a graph of autograd that lived on would be taken up by later passes."""
     made = []

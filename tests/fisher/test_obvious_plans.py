@@ -194,6 +194,38 @@ def test_with_and_without_a_survey_the_sums_are_the_same(name, monkeypatch):
         torch.testing.assert_close(obvious[key], value, rtol=1e-9, atol=1e-12 * float(value.max()))
 
 
+class Windows(nn.Module):
+    """Attention within windows, whose rows are folded into those of the samples, with a table of relative positions; `outer`: in which
+    order."""
+
+    def __init__(self, outer: bool) -> None:
+        super().__init__()
+        self.outer, self.table = outer, nn.Parameter(torch.randn(5))
+        self.query, self.value, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, K)
+
+    def forward(self, x):
+        rows = x.unflatten(1, (2, 3)) if self.outer else x.unflatten(1, (2, 3)).transpose(0, 1)
+        rows = rows.flatten(0, 1)
+        places = torch.arange(3)
+        scores = self.query(rows) @ rows.transpose(1, 2) + self.table[places[:, None] - places + 2][None]
+        rows = (scores.softmax(-1) @ self.value(rows)).mean(1)
+        return self.head(rows.unflatten(0, (-1, 2) if self.outer else (2, -1)).mean(1 if self.outer else 0))
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_of_two_orders_of_rows_the_first_sample_shows_which(outer, made):
+    torch.manual_seed(0)
+    check(Windows(outer), [(torch.randn(9, 6, 6).double(), labels(9)) for _ in range(2)])
+    assert made == ["obvious"]
+
+
+def test_where_all_rows_are_alike_a_survey_is_made(made):
+    torch.manual_seed(0)
+    blank = torch.randn(1, 1, 6).double().expand(9, 6, -1)
+    check(Windows(False), [(blank, labels(9)), (torch.randn(9, 6, 6).double(), labels(9))])
+    assert made == ["none", "survey"]
+
+
 class Shifted(nn.Module):
     """A faint shift, (1, C), that is used without its first dimension: it is no row of the samples."""
 
@@ -284,16 +316,19 @@ FAINT = {
 
 @pytest.mark.filterwarnings("ignore::expunge.errors.SlowFisherWarning")
 @pytest.mark.parametrize("cuda", [False, True], ids=["cpu", "as on a GPU"])
+@pytest.mark.parametrize("blank", [False, True], ids=["", "after two blank samples"])
 @pytest.mark.parametrize("size", [8, 64, 200])
 @pytest.mark.parametrize("name", FAINT)
-def test_what_a_first_batch_hardly_shows(name, size, cuda, monkeypatch):
-    """A gradient that is rounding beside the others confirms nothing."""
+def test_what_a_first_batch_hardly_shows(name, size, blank, cuda, monkeypatch):
+    """A gradient that is rounding beside the others confirms nothing; nor do blank samples in a survey."""
     make, data, dtype = FAINT[name]
     if cuda:
         monkeypatch.setattr(adders, "_confirmation", lambda place, *given: _queued(*given))
     for seed in range(3):
         torch.manual_seed(seed)
         model, (x, y) = make().to(dtype).eval(), data()
+        if blank:
+            x[:2] = 0
         batches = list(zip(x.to(dtype).split(size), y.split(size), strict=True))
         found = diagonal(model, batches, seed=seed).sums
         expected = reference.fisher(copy.deepcopy(model).double(), (x.double(), y))

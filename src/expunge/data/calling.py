@@ -90,18 +90,17 @@ def _advice(model: Any, batch: Any, layer: nn.Module | None, message: str) -> st
     return ""
 
 
-MODULE_CALL = nn.Module._call_impl.__code__
-
-
 def _failed_in(model: Any, error: BaseException) -> tuple[nn.Module | None, str]:
     """The innermost module of the model that the error came through, and its name and form."""
     names = {module: name for name, module in model.named_modules()} if isinstance(model, nn.Module) else {}
     trace, layer = error.__traceback__, None
     while trace is not None:
-        # Of no other frames: what f_locals gives is kept, with the error among it, and so all that the model has computed would be.
-        if trace.tb_frame.f_code is MODULE_CALL:
-            owner = trace.tb_frame.f_locals.get("self")
+        if trace.tb_frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function's
+            known = trace.tb_frame.f_locals
+            owner = known.get("self")
             layer = owner if isinstance(owner, nn.Module) and owner in names else layer
+            if isinstance(known, dict):  # up to Python 3.12 a copy that is kept, with the error, and so with all that the model computed
+                known.clear()
         trace = trace.tb_next
     if layer is None or layer is model:
         return layer, ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 
 import numpy
@@ -103,7 +103,7 @@ class Samplewise(Totals):
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirms = (place := device_of(model).type) in CONFIRMED_ON
         self.confirmation = _confirmation(place, model, parameters, objective, self.seed, expected)
-        self.several = expected != 1
+        self.several = expected != 1  # batches, as far as is known: to capture a graph for one would be in vain
         self.plan = plan
         self.surveys = False  # at once: an obvious plan did not hold
         self.revised = False  # once already
@@ -213,12 +213,12 @@ class Samplewise(Totals):
         if self.confirmation.queues(samples):
             return squares
         untold = self.untold(squares)
-        if untold and (active := _not_zero(untold, squares)):
+        if untold and (active := self.confirmation.beyond_rounding(_not_zero(untold, squares), squares)):
             squares = {name: square.clone() for name, square in squares.items()}  # the next pass writes over them
-            self.confirm(active, batch, noise)
+            self.confirm(active, squares, batch, noise)
         return squares
 
-    def confirm(self, names: Sequence[str], batch: Batch, noise: Tensor) -> None:
+    def confirm(self, names: Sequence[str], squares: Squares, batch: Batch, noise: Tensor) -> None:
         """Compare samples that have a gradient of these parameters: none that was drawn so far has."""
         having = samples_with_gradient(self.model, self.parameters, names, batch, self.objective)
         if unfounded := set(names).difference(*having.values()):
@@ -231,8 +231,9 @@ class Samplewise(Totals):
                 self.confirmation.settle(self.plan_now)
         finally:
             self.confirmation.whole = False
-        if unshown := set(names) - self.confirmation.confirmed - set(self.plan_now.looped):
+        if unshown := set(names) - self.confirmation.confirmed - self.confirmation.rounding - set(self.plan_now.looped):
             raise Revised(unshown)
+        self.confirmation.beyond_rounding(names, squares)  # notes how large that is
 
     @property
     def plan_now(self) -> Plan:
@@ -248,8 +249,9 @@ class Samplewise(Totals):
         if self.step is None:
             captured = tensors(batch)[0].is_cuda and self.several and not (plan.batched or plan.looped or hooked(self.model))
             self.step = FamiliarStep(self.by(plan), plan, self.settings()) if captured else self.by(plan)
-        if self.logits is not None and not (self.labels is not None and self.labels.inside(self.logits)):
-            self.objective.check_batch(self.logits, batch)  # a CUDA graph cannot
+        logits = plan.logits if self.logits is None and isinstance(self.step, FamiliarStep) else self.logits
+        if logits is not None and not (self.labels is not None and self.labels.inside(logits)):
+            self.objective.check_batch(logits, batch)  # a CUDA graph cannot
         rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
         turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
         self.scratch.add_early(early)
@@ -308,7 +310,7 @@ class Samplewise(Totals):
 
     def settings(self) -> tuple[object, ...]:
         """What a pass depends on beside its plan and its batch."""
-        return self.scales, self.draws, tuple((value.dtype, value.device) for value in self.parameters.values())
+        return self.scales, self.draws, frozenset((value.dtype, value.device) for value in self.parameters.values())
 
     def by(self, plan: Plan) -> Step:
         """A pass by the closed forms of this plan, without a reference to this object: a cycle would keep its memory."""
@@ -329,7 +331,8 @@ def _pass(
     audit: Audit | None = None,
 ) -> Pass:
     batch, noise, rows, turn, slot = given
-    drawn, alone = Drawn(rows, turn=turn, compared=compared, slot=slot, audit=audit), []
+    forms = set[Hashable]() if tensors(batch)[0].is_cuda else None
+    drawn, alone = Drawn(rows, turn=turn, compared=compared, slot=slot, audit=audit, forms=forms), []
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):

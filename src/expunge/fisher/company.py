@@ -63,7 +63,7 @@ class Alone:
         elif logits.numel():
             together, logits = unmasked(together, logits)
             for sizes, part in ((self._differences, together - logits), (self._sizes, logits)):
-                sizes.append(part.flatten(1).abs().amax(1))
+                sizes.append(_largest_of_a_row(part))
 
     @property
     def error(self) -> float:
@@ -84,7 +84,12 @@ def worst_of_a_row(values: Tensor, reference: Tensor) -> float:
         return math.inf
     if not reference.numel():
         return 0.0
-    return _worst(*(part.flatten(1).abs().amax(1) for part in (values - reference, reference)))
+    return _worst(*map(_largest_of_a_row, (values - reference, reference)))
+
+
+def _largest_of_a_row(values: Tensor) -> Tensor:
+    """A sample may have one value alone, without a dimension for it."""
+    return values.reshape(len(values), -1).abs().amax(1)
 
 
 def _worst(difference: Tensor, size: Tensor) -> float:

@@ -21,7 +21,6 @@ from expunge.fisher.samples import Squares, as_pairs, batched, fresh, gradients,
 from expunge.runtime.nested import combine_tensors, leaves, tensors
 
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
-FAINT = 10  # times that: an error of a tenth may be taken for rounding
 Tolerated = Callable[[Tensor], float]
 Pair = tuple[Tensor, Tensor]  # what is judged, and what it should be
 
@@ -103,7 +102,7 @@ class Differences:
     wrong: set[str] = field(default_factory=set)
     together: bool = False  # the logits differ already
     shown: set[str] = field(default_factory=set)  # these have a gradient, and it is right
-    faint: set[str] = field(default_factory=set)  # of these, those whose gradient is so small that an error of it may pass for rounding
+    faint: set[str] = field(default_factory=set)  # of these, those whose difference passes for rounding beside others alone
     largest: float = 0.0  # difference of a gradient, as a part of it
 
     def __bool__(self) -> bool:
@@ -233,7 +232,7 @@ def _differing(gradients: Mapping[str, Tensor], sizes: Sequence[tuple[float, flo
             worst = max(worst, difference / size if size else torch.inf)
         elif size:
             shown.add(name)
-            if size <= FAINT * noise or not difference <= tolerated(gradient) * size:
+            if not difference <= tolerated(gradient) * size:
                 faint.add(name)
     return Differences(wrong, False, shown, faint, worst)
 

@@ -30,6 +30,7 @@ SHARE = {"cpu": 64, "cuda": 1024}  # of this many samples one is drawn; at least
 FIRST = 16  # samples of a call that are all drawn, since the plan is young; one where batches are larger, beside others' logits
 KEPT_ENTRIES = 1 << 23  # of the operations' outputs, for samples that are drawn at once beyond the first
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
+LOUDER = 100  # times the squares of rounding: a gradient of another kind
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
 
 
@@ -68,6 +69,8 @@ class Confirmation:
         self.doubts = Doubts(model, parameters, objective)
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
+        self.rounding: set[str] = set()  # parameters of which the samples that were looked at have nothing else, in float64 either
+        self._levels: dict[str, float] = {}  # of their squares, as a part of the largest
         self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
         self.whole = False  # samples are compared in all parameters, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
@@ -80,12 +83,23 @@ class Confirmation:
         self._waiting: list[Kept] = []
         self.compared: set[int] = set()  # the paths of passes
 
+    def beyond_rounding(self, names: Sequence[str], squares: Mapping[str, Tensor]) -> list[str]:
+        """Those of these parameters whose squares are more than they were where they were rounding alone."""
+        if not self.rounding.intersection(names):
+            return list(names)
+        sizes = dict(zip(squares, torch.stack([square.abs().max().double() for square in squares.values()]).tolist(), strict=True))
+        top = max(sizes.values())
+        seen = {name: self._levels.setdefault(name, sizes[name] / top) for name in names if name in self.rounding}
+        return [name for name in names if name not in seen or sizes[name] > LOUDER * seen[name] * top]
+
     def moving(self) -> _Moving:
         return _Moving.now(self._buffers, self._device)
 
     def begin(self) -> None:
         """Start again, on the same data."""
         self.confirmed.clear()
+        self.rounding.clear()
+        self._levels.clear()
         self._waiting.clear()
         self.compared.clear()
         self._drawn = self._batches = 0
@@ -248,23 +262,26 @@ class Confirmation:
         comparison = Comparison(group, plan, weights)
         form = self.doubts.unflipped(comparison.samples) if again else None
         found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated, form)
-        self.confirmed |= self._shown(found, plan, group)
+        self.confirmed |= self._shown(found, group)
+        if self.whole and plan.surveyed and (faint := found.faint - self.confirmed):
+            for kept in group:
+                exact = self.doubts.over_the_whole_batch(kept, plan, found)
+                self.confirmed |= self._shown(exact, [kept])
+                self.rounding |= (faint & exact.faint) - self.confirmed
         if not found:
             return
         left = self.doubts.unexplained(comparison, group, plan, found, self.tolerated)
         for kept in left:
             exact = self.doubts.over_the_whole_batch(kept, plan, found)
             self._blame(kept, plan, exact)
-            self.confirmed |= self._shown(exact, plan, [kept])
+            self.confirmed |= self._shown(exact, [kept])
         if len(left) < len(group):
             self.confirmed |= found.wrong
         self.clearances += 1
 
-    def _shown(self, found: Differences, plan: Plan, group: Sequence[Kept]) -> set[str]:
-        """The parameters that a comparison has shown: of a plan that was not surveyed those with a faint gradient only where they are the
-        bias of an operation whose weight is shown. That of attention's keys is faint in every sample."""
-        if plan.surveyed:
-            return found.shown
+    def _shown(self, found: Differences, group: Sequence[Kept]) -> set[str]:
+        """The parameters that a comparison has shown: those with a faint gradient only where they are the bias of an operation whose weight
+        is shown, as that of attention's keys."""
         clear = found.shown - found.faint
         return clear | {part.bias for kept in group for part in kept.parts if part.weight in clear and part.bias in found.shown}
 

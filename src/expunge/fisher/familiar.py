@@ -1,6 +1,6 @@
-"""Graph passes that this process has made before from their first batch on: their kernels are loaded, and what these add was audited.
+"""Capture graphs from the first batch on, where this process has made such passes before and audited what they add.
 
-What depends on the model's weights and code rather than on shapes is compared in every call all the same.
+What depends on the model's weights and code is compared in every call all the same.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from expunge.data.batches import batch_size
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.planning.passes import Pass
@@ -16,66 +17,68 @@ from expunge.fisher.planning.survey import Plan
 from expunge.runtime.cuda_graphs import GraphedStep, form_of
 from expunge.runtime.nested import Batch
 
-MOST = 1024  # passes, of two numbers each
-_paths: dict[int, int | None] = {}  # by signature, the path of the pass (`Pass.path`); None where it cannot be captured at once
+MOST = 4096  # of each
+_made: set[int] = set()  # what passes that were made without a graph depend on: their kernels are loaded
+_audited: set[int] = set()  # forms of operations whose sums of squares were found right
 
 
 class FamiliarStep:
-    """The passes of a plan as CUDA graphs: captured from the second batch of a form on, and at once where the process knows the pass.
+    """The passes of a plan as CUDA graphs: captured from the second batch of a form on; at once, where the process has made such a pass.
 
-    An audit makes its pass eager, since it must be read. A pass of the same plan, form and settings, with the same operations and shapes
-    in the same order, was audited before and is not again: of an obvious plan it shows that the sums of squares are right, which is a
-    matter of shapes. `settings`: what else the pass depends on.
+    An audit makes its pass eager, since it is read. It shows that what is added are the squares of the rows, which is a matter of the
+    forms of operations: where each was audited before, in a batch of this size, a pass by a plan that was not surveyed needs none.
+    `settings`: what passes depend on beside the plan and the batch.
     """
 
     def __init__(self, step: Callable[..., Pass], plan: Plan, settings: Hashable) -> None:
         self.step, self.plan, self.settings = step, plan, settings
-        self._graphed, self._begun = self._new(), False
+        self._graphed = self._new()
+        self._begun = self._known = False
+        self._form: Hashable = None  # of the first batch
 
     def __call__(self, given: Batch, audit: Audit | None = None) -> Pass:
+        form = form_of(given)
         if self._begun:
-            return self._eagerly_or_graphed(given, audit)
-        self._begun, signature = True, self._signature(given)
-        path = _paths.get(signature) if signature is not None else None
-        if signature is not None and path is not None:
+            return self._pass(given, None if self._known and form == self._form else audit)
+        self._begun, self._form = True, form
+        signature = hash((form, self._rounding(), tuple(self.plan.layouts.items()), tuple(self.plan.idle), self.plan.surveyed))
+        if form is not None and signature in _made:
             self._graphed.skip_eager(given)
-            result = self._graphed(given)
-            if result.path == path and self._graphed.capturable:
+            result = self._pass(given)
+            if not self._graphed.capturable:  # without an eager pass before
+                _made.discard(signature)
+                self._graphed = self._new()
+            self._known = self.plan.surveyed or self._forms(given, result) <= _audited
+            if self._known:
                 return result
             self._graphed = self._new()
-            if result.path == path:
-                _paths[signature] = None
-                return result
-        result = self._eagerly_or_graphed(given, audit)
-        sound = not (result.unexpected or result.wrong or result.silent)
-        if sound and (audit is not None or self.plan.surveyed):
-            _remember(signature, result.path)
+        result = self._pass(given, audit)
+        if (audit is not None or self.plan.surveyed) and not (result.unexpected or result.wrong or result.silent):
+            _add(_made, {signature})
+            _add(_audited, self._forms(given, result) if audit is not None else set())
         return result
 
-    def _eagerly_or_graphed(self, given: Batch, audit: Audit | None) -> Pass:
+    def _pass(self, given: Batch, audit: Audit | None = None) -> Pass:
         return self._graphed(given) if audit is None else self._graphed(given, audit)
 
     def _new(self) -> GraphedStep[Pass]:
         return GraphedStep(self.step, warm=1, lasting=False)
 
-    def _signature(self, given: Batch) -> int | None:
-        """None where what is given may change out of sight."""
-        form = form_of(given)
-        if form is None:
-            return None
-        rounding = tf32.in_matmuls(), tf32.in_convolutions(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-        plan = tuple(self.plan.layouts.items()), tuple(self.plan.idle), self.plan.surveyed
-        return hash((form, plan, self.settings, rounding))
+    def _forms(self, given: Batch, result: Pass) -> set[int]:
+        return {hash((form, batch_size(given[0]), self._rounding())) for form in result.forms}
+
+    def _rounding(self) -> Hashable:
+        autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+        return self.settings, tf32.in_matmuls(), tf32.in_convolutions(), autocast
 
 
-def _remember(signature: int | None, path: int) -> None:
-    if signature is None or _paths.get(signature, path) is None:
-        return
-    if len(_paths) >= MOST:
-        _paths.clear()
-    _paths[signature] = path
+def _add(known: set[int], new: set[int]) -> None:
+    if len(known) + len(new) > MOST:
+        known.clear()
+    known |= new
 
 
 def forget() -> None:
-    """As if the process had made none."""
-    _paths.clear()
+    """As if the process had made no pass."""
+    _made.clear()
+    _audited.clear()

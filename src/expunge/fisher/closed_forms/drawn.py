@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ class Drawn:
     passed: set[str] = field(default_factory=set)
     uses: int = 0
     audit: Audit | None = None
+    forms: set[Hashable] | None = None  # of the operations whose squares an audit would compute again; None: nobody asks
 
     def follow(self, path: int) -> None:
         """The forward pass has ended, on this path."""

@@ -74,8 +74,12 @@ class Use:
 
     def audited(self, name: str | None, *form: Hashable) -> Audit | None:
         """The audit, where this parameter's use in an operation of this form takes part in it."""
-        audit = self.audit
-        return audit if audit is not None and audit.wants(name, None if self.has_several(name) else form) else None
+        if self.drawn is None or name is None:
+            return None
+        several, audit = self.has_several(name), self.drawn.audit
+        if self.drawn.forms is not None:
+            self.drawn.forms.add((name, *form) if several else form)
+        return audit if audit is not None and audit.wants(name, None if several else form) else None
 
     def add_bias(self, gradient: Tensor, channel: int) -> None:
         """(Σ over all but sample and channel)², summed over samples."""

@@ -27,7 +27,7 @@ from expunge.fisher.planning.constants import Constants
 from expunge.fisher.planning.derived import DESCRIBING, ELEMENTWISE, Derived
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.notes import Notes
-from expunge.fisher.planning.operations import Operation, path_after
+from expunge.fisher.planning.operations import Operation
 
 LIFTED = "bare"  # the operation's name where a parameter is used outside any known one
 
@@ -43,7 +43,7 @@ class Interception(TorchFunctionMode):
     `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
-    `path`    a number that stands for the operations so far, the whole numbers they took (strides, dimensions) and the shapes they gave
+    `path`    a number that stands for the operations so far and the shapes they gave
     `reads`   whether the model took numbers out of tensors, by which it may choose rows out of sight
     """
 
@@ -88,15 +88,17 @@ class Interception(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if self.derived is None:
             return self._run(RULES.get(function), function, args, kwargs or {})
-        operation, rule, failed = Operation(function, args, kwargs or {}), RULES.get(function), set[str]()
+        operation, rule, met = Operation(function, args, kwargs or {}), RULES.get(function), set[str]()
         if made_of := self.derived.made_of(operation):
             rule = _as_it_is
         else:
-            operation, failed = self.derived.meet(operation)
+            operation, met, failed = self.derived.meet(operation)
             self.outside |= failed
         operation.gives(self._run(rule, function, operation.args, operation.kwargs))
         if self.layouts is None:
             self.notes.add(operation)
+            if met and isinstance(operation.result, Tensor):
+                self.outputs |= dict.fromkeys(met, operation.result.detach())
         self.derived.note(operation, made_of)
         self.constants.note(operation)
         return operation.result
@@ -108,7 +110,7 @@ class Interception(TorchFunctionMode):
         used, self._used = self._used, []  # of no operation around this one
         if used:
             self.outputs |= dict.fromkeys(used, result.detach())
-        self.path = path_after(self.path, function, (*args, *kwargs.values()), result)
+        self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
         return result
 
     def name(self, parameter: Any) -> str | None:

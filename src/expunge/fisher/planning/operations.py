@@ -1,4 +1,4 @@
-"""One operation of a forward pass, with the tensors that it takes and gives: walked once, for all who look at it; and the path of many."""
+"""One operation of a forward pass, with the tensors that it takes and gives: walked once, for all who look at it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,3 @@ class Operation:
     def gives(self, result: Any) -> None:
         self.result = result
         self.outputs = [result] if isinstance(result, Tensor) else tensors(result)
-
-
-def path_after(path: int, function: Any, arguments: tuple[Any, ...], result: Any) -> int:
-    """A number for the operations up to this one, with the whole numbers they took (strides, dimensions) and the shapes they gave."""
-    numbers = [value for value in arguments if type(value) is int or (type(value) is tuple and all(type(part) is int for part in value))]
-    return hash((path, function, result.shape if isinstance(result, Tensor) else None, *numbers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -33,6 +33,7 @@ class Pass:
     alone: Tensor | None = None  # the drawn samples' cotangents, each from its own loss alone
     wrong: set[str] = field(default_factory=set)  # parameters whose squares fail their audit
     silent: bool = False  # all parameters were audited, and none has a gradient: nothing was shown
+    forms: Collection[Hashable] = ()  # of the operations whose squares an audit computes again
     packs: dict[torch.dtype, Tensor] | None = None  # on CUDA, the rows of the parts
 
 
@@ -82,7 +83,8 @@ def closed_forms(
         wrong, silent = set[str](), False
         if drawn is not None and drawn.audit is not None and not unexpected:
             wrong, silent = drawn.audit.wrong(interception.squares), drawn.audit.name is None and drawn.audit.silent
-        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept, wrong=wrong, silent=silent)
+        forms = () if drawn is None or drawn.forms is None else drawn.forms
+        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept, wrong=wrong, silent=silent, forms=forms)
     finally:
         for name, parameter in parameters.items():
             parameter.grad = None

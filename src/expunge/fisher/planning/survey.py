@@ -51,6 +51,7 @@ class Plan:
     entries: int = 0  # that a sample has in the outputs of these operations
     mixes: bool = False  # there are operations that may mix samples
     surveyed: bool = True  # shown to give what the definition gives, on two samples
+    logits: torch.Size | None = None  # of some samples
 
     def revise(self, names: set[str]) -> None:
         """Drop the closed forms of parameters that were used in another way, as control flow that depends on the data may do."""
@@ -80,7 +81,7 @@ def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch
     single = choices.keys() == parameters.keys() and all(len(layouts) == 1 for layouts in choices.values())
     if not single or mixes(fewer.notes.mixing, more.notes.mixing) or not is_usable(alone) or not _alike(together[:1], alone):
         return None
-    return _described(Plan({name: layouts[0] for name, layouts in choices.items()}, surveyed=False), more)
+    return _described(Plan({name: layouts[0] for name, layouts in choices.items()}, surveyed=False, logits=together.shape), more)
 
 
 def _fitting(layouts: list[Layout], alone: Tensor | None, together: Tensor | None) -> list[Layout]:
@@ -145,7 +146,7 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     mixing = more.notes.mixing
     if not comparable(fewer.notes.mixing, mixing):  # a model may keep what its first pass has made
         mixing = _watched(model, parameters, probe, objective)[1].notes.mixing
-    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.notes.mixing, mixing))
+    choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.notes.mixing, mixing), logits=together.shape)
     while choices:
         layouts = {name: untried[0] for name, untried in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective, more.beside)
