@@ -1,6 +1,7 @@
 """Compute the Fisher diagonal of random models: each must equal a loop over single samples or be refused in one line, and none may crash.
 
     python -m tests.fuzz.modules [--first 0] [--count 10000] [--seconds 600] [--seed 0] [--number NUMBER] [--keep FOLDER]
+        [--queued]
 
 A run that was cut goes on with `--first`. Models run in processes that are watched from here. One that ends otherwise is made smaller and
 kept as a Python file of its own.
@@ -36,16 +37,18 @@ SHRINKING = 8.0  # seconds to make one failure smaller; less than a watched proc
 def work(options: argparse.Namespace) -> None:
     import torch
 
-    from tests.fuzz.modules import trial
+    from tests.fuzz.modules import queued, trial
     from tests.fuzz.modules.grammar import compose
 
     torch.set_num_threads(1)
+    if options.queued:
+        queued.confirm_as_on_cuda()
     seen: Counter[str] = Counter()
     for number in range(options.first, options.count, options.step):
         if time.time() > options.until:
             return
         program, file = compose(options.seed, number), case_file(Path(options.folder), number)
-        file.write_text(trial.kept(program, trial.Outcome("the process ended")))
+        file.write_text(trial.kept(program, trial.Outcome("the process ended"), options.queued))
         say({"begin": number})
         outcome = trial.run(program.source(), on_engine=partial(say, {"begin": number, "target": ENGINE}))
         if outcome.failed:
@@ -53,7 +56,7 @@ def work(options: argparse.Namespace) -> None:
             seen[likely] += 1
             if seen[likely] <= SIMILAR or likely == outcome.word:
                 program, outcome = trial.minimised(program, outcome, SHRINKING)
-            file.write_text(trial.kept(program, outcome))
+            file.write_text(trial.kept(program, outcome, options.queued))
         else:
             file.unlink()
         say({"end": number, "outcome": outcome.word, "text": outcome.text, "failed": outcome.failed, "parts": program.names()})
@@ -74,7 +77,7 @@ class Worker(Watched):
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "tests.fuzz.modules", "--worker", "--folder", str(self.folder), "--first", str(self.next)]
         command += ["--step", str(self.step), "--count", str(self.options.count), "--seed", str(self.options.seed)]
-        command += ["--until", str(self.options.until)]
+        command += ["--until", str(self.options.until), *(["--queued"] if self.options.queued else [])]
         with self.folder.with_suffix(".stderr").open("w") as errors:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -131,6 +134,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after the model that is running then")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="one model alone")
+    parser.add_argument("--queued", action="store_true", help="confirm as on a GPU, where fewer samples are compared")
     parser.add_argument("--keep", default="fuzz-failures", help="folder for the models that ended as none should")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

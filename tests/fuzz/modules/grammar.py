@@ -9,17 +9,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.fuzz.modules import hidden, leaves
+from tests.fuzz.modules import faint, hidden, leaves
 from tests.fuzz.modules.convolutions import resizing
-from tests.fuzz.modules.inputs import Inputs, random_inputs
+from tests.fuzz.modules.inputs import RARE, Inputs, random_inputs
 
 # The operations on each form of tensor; one of these groups is drawn, then one of it.
 FORMS = {
-    "vector": (leaves.ON_VECTORS, leaves.LAST_DIMENSION, hidden.ON_VECTORS, hidden.LAST_DIMENSION),
-    "sequence": (leaves.ON_SEQUENCES, leaves.LAST_DIMENSION, hidden.ON_SEQUENCES, hidden.LAST_DIMENSION),
-    "image": (leaves.ON_IMAGES, hidden.ON_IMAGES),
+    "vector": (leaves.ON_VECTORS, leaves.LAST_DIMENSION, hidden.ON_VECTORS, hidden.LAST_DIMENSION, faint.LAST_DIMENSION),
+    "sequence": (
+        *(leaves.ON_SEQUENCES, leaves.LAST_DIMENSION, hidden.ON_SEQUENCES, hidden.LAST_DIMENSION),
+        *(faint.ON_SEQUENCES, faint.LAST_DIMENSION),
+    ),
+    "image": (leaves.ON_IMAGES, hidden.ON_IMAGES, faint.ON_IMAGES),
 }
-WRAPPERS, COUPLED = leaves.WRAPPERS | hidden.WRAPPERS, leaves.COUPLED | hidden.COUPLED
+WRAPPERS, COUPLED = leaves.WRAPPERS | hidden.WRAPPERS | faint.WRAPPERS, leaves.COUPLED | hidden.COUPLED
 POOLS = {
     "vector": ("",),
     "sequence": (
@@ -80,7 +83,7 @@ class Program:
     tail: Node
 
     def names(self) -> list[str]:
-        return [*sorted({name for node in self.nodes for name in node.names()}), self.tail.name, *self.inputs.names()]
+        return [*sorted({name for node in (*self.nodes, *self.tail.inner) for name in node.names()}), self.tail.name, *self.inputs.names()]
 
     def source(self) -> str:
         made = "\n".join([*(node.init() for node in self.nodes), self.tail.init()])
@@ -96,6 +99,9 @@ class Program:
         for place, node in enumerate(self.nodes):
             for instead in _less(node):
                 yield replace(self, nodes=(*self.nodes[:place], *instead, *self.nodes[place + 1 :]))
+        for instead in _less(self.tail):
+            if instead != self.tail.inner:
+                yield replace(self, tail=instead[0])
         for inputs in self.inputs.smaller():
             yield replace(self, inputs=inputs)
 
@@ -145,8 +151,8 @@ def build():
     torch.manual_seed(sum(map(ord, $seed)))
     model = Model().double()
     with torch.no_grad():
-        for value in model.parameters():
-            value += 0.2 * torch.randn_like(value)
+        for name, value in model.named_parameters():
+            value += (1e-5 if name.endswith("_faint") else 0.2) * torch.randn_like(value)
         for name, value in model.named_buffers():
             if name.endswith("running_mean"):
                 value.copy_(torch.randn_like(value))
@@ -162,6 +168,7 @@ class Composer:
     def __init__(self, random: Random) -> None:
         self.random = random
         self.width = random.choice((4, 4, 6))
+        self.faint = random.random() < 0.3  # branches that hardly show, and many samples of which few are not as all others
         self.count = 0
         self.earlier: dict[str, list[Node]] = {form: [] for form in FORMS}
 
@@ -205,11 +212,18 @@ class Composer:
         draw = self.random.random()
         if draw < 0.2 and (node := self.again(form, masked)) is not None:
             return node
-        if draw < 0.45 and depth < 2:
-            name, label = self.random.choice(list(WRAPPERS)), self.label()
-            inner = tuple(self.node(form, False, depth + 1) for _ in range(self.random.choice((1, 1, 2))))
-            return Node(name, "", self.text(WRAPPERS[name], label), inner, label)
+        if draw < (0.65 if self.faint else 0.45) and depth < 2:
+            wrappers = faint.WRAPPERS if self.faint and self.random.random() < 0.7 else WRAPPERS
+            return self.wrapped(form, *self.random.choice(list(wrappers.items())), depth)
+        if draw > (0.85 if self.faint else 0.95) and depth < 2 and form == "sequence":
+            return self.wrapped("vector", *self.random.choice(list(faint.FOLDS.items())), depth)
         return self.leaf(form, masked)
+
+    def wrapped(self, form: str, name: str, used: str, depth: int) -> Node:
+        """Operations on this form of tensor in a wrapper."""
+        label = self.label()
+        inner = tuple(self.node(form, False, depth + 1) for _ in range(self.random.choice((1, 1, 2))))
+        return Node(name, self.text(faint.MADE.get(name, ""), label), self.text(used, label), inner, label)
 
     def coupled(self) -> Node:
         name, label = self.random.choice(list(COUPLED)), self.label()
@@ -217,7 +231,7 @@ class Composer:
         return Node(f"COUPLED: {name}", self.text(made, label), self.text(used, label))
 
     def program(self, seed: str) -> Program:
-        inputs, nodes = random_inputs(self.random, self.width), []
+        inputs, nodes = random_inputs(self.random, self.width, self.faint), []
         form, masked, side = inputs.form, True, inputs.side
         if form == "tokens":
             nodes.append(Node("table", *(self.text(part, "table") for part in self.random.choice(TABLES)), keeps=False))
@@ -232,7 +246,17 @@ class Composer:
                 form, masked = "sequence", False
         if self.random.random() < 0.06:
             nodes.insert(self.random.randrange(1, len(nodes) + 1), self.coupled())
+            inputs = replace(inputs, single=False)  # where couplings of some parts in a thousand are taken for rounding
+        if self.random.random() < (0.5 if inputs.loss in RARE else 0.05) and inputs.classed:
+            return Program(seed, inputs.rarely(), tuple(nodes), self.unlikely(form, masked, inputs))
         return Program(seed, inputs, tuple(nodes), self.tail(form, masked, inputs))
+
+    def unlikely(self, form: str, masked: bool, inputs: Inputs) -> Node:
+        """A head whose last class has a branch of its own."""
+        pool = self.random.choice([way for way in POOLS[form] if masked or "mask" not in way])
+        made, used = (self.text(part, "head").replace("$K", str(inputs.classes)).replace("$pool", pool) for part in faint.UNLIKELY)
+        inner = tuple(self.node(form, False, 1) for _ in range(self.random.choice((1, 2))))
+        return Node("head: an unlikely class", made, used, inner, "branch", keeps=False)
 
     def tail(self, form: str, masked: bool, inputs: Inputs) -> Node:
         heads = [name for name in HEADS if name != "tied" or inputs.form == "tokens"]
@@ -247,7 +271,7 @@ class Composer:
 
 TABLES = [
     ("self.table = nn.Embedding(7, $D, padding_idx=«0|None|None»)", "x = self.table(x)"),
-    ("self.table = nn.Embedding(7, $D)", "x = «F.embedding(x, self.table.weight)|self.table.weight[x]|F.one_hot(x, 7).double() @ self.table.weight»"),
+    ("self.table = nn.Embedding(7, $D)", "x = «F.embedding(x, self.table.weight)|self.table.weight[x]|F.one_hot(x, 7).to(self.table.weight.dtype) @ self.table.weight»"),
     ("self.table = nn.Embedding(7, $D)", "x = «self.table(x.flatten()).view(*x.shape, -1)|self.table(x.T).transpose(0, 1)|self.table(x) * $D**0.5»"),
 ]  # fmt: skip
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+import torch
 
 import expunge
 from expunge.errors import ModelError
 from tests.fuzz.modules import __main__ as command
-from tests.fuzz.modules import grammar, leaves, trial
+from tests.fuzz.modules import faint, grammar, leaves, queued, trial
 from tests.fuzz.modules.inputs import OPENINGS, SAMPLE_LOSSES, TOKEN_LOSSES, random_inputs
 from tests.fuzz.run import ROOT
 
@@ -25,11 +26,11 @@ KNOWN: dict[int, str] = {}
 @pytest.mark.slow
 def test_some_random_models_are_equal_or_refused(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(expunge.__file__))}
-    arguments = ["--count", "75", "--jobs", "1", "--keep", str(tmp_path / "kept")]
+    arguments = ["--count", "50", "--jobs", "1", "--keep", str(tmp_path / "kept")]
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.modules", *arguments], cwd=ROOT, env=environment, capture_output=True, text=True
     )
-    assert "75 models" in done.stdout, done.stdout + done.stderr
+    assert "50 models" in done.stdout, done.stdout + done.stderr
     failed = {int(path.stem.rpartition("-")[2]) for path in (tmp_path / "kept").glob("*.py")}
     assert failed == KNOWN.keys(), done.stdout
 
@@ -41,7 +42,10 @@ def single(form: str, name: str, made: str, used: str, number: int) -> grammar.P
     while inputs.form != form:
         inputs = random_inputs(composer.random, composer.width)
     inputs = replace(
-        inputs, opening=("any", ""), loss="squares", per_token=False, channels_last=False, frozen=False, batches=((0, 1), (3,))
+        *(inputs,),
+        **{"opening": ("any", ""), "loss": "squares", "per_token": False, "channels_last": False, "frozen": False},
+        batches=((0, 1), (3,)),
+        single=number == 1,
     )
     node = grammar.Node(name, composer.text(made, "m1"), composer.text(used, "m1"))
     return grammar.Program(name, inputs, (node,), composer.tail(form, True, inputs))
@@ -68,7 +72,18 @@ def test_every_operation_runs_in_a_plain_model(name, monkeypatch):
 def test_every_wrapper_runs_in_a_plain_model(name, form, monkeypatch):
     monkeypatch.setattr(trial.fisher, "diagonal", refusing)
     program = single(form, name, "", grammar.WRAPPERS[name], 0)
-    inner = grammar.Node("scale", "self.scale = nn.Parameter(torch.randn(()))", "x = x * self.scale")
+    made = faint.MADE.get(name, "").replace("$m", "m1").replace("$D", str(program.inputs.width))
+    inner = grammar.Node("scale", f"{made}\nself.scale = nn.Parameter(torch.randn(()))", "x = x * self.scale")
+    outcome = trial.run(replace(program, nodes=(replace(program.nodes[0], inner=(inner,), label="m1"),)).source())
+    assert outcome.word == trial.REFUSED, outcome.text
+
+
+@pytest.mark.parametrize("name", faint.FOLDS)
+def test_every_fold_runs_in_a_plain_model(name, monkeypatch):
+    monkeypatch.setattr(trial.fisher, "diagonal", refusing)
+    program = single("sequence", name, "", faint.FOLDS[name], 0)
+    width = program.inputs.width
+    inner = grammar.Node("linear", f"self.inner = nn.Linear({width}, {width})", "x = self.inner(x)")
     outcome = trial.run(replace(program, nodes=(replace(program.nodes[0], inner=(inner,), label="m1"),)).source())
     assert outcome.word == trial.REFUSED, outcome.text
 
@@ -81,6 +96,34 @@ def test_every_loss_and_opening_is_drawn():
 
 def test_a_model_is_the_same_for_its_seed():
     assert grammar.compose(3, 5).source() == grammar.compose(3, 5).source() != grammar.compose(4, 5).source()
+
+
+def programs(count, chosen):
+    return [program for program in (grammar.compose(0, number) for number in range(count)) if chosen(program)]
+
+
+def test_an_unlikely_class_has_a_branch_that_becomes_small():
+    program, *_ = programs(200, lambda program: len(program.tail.inner) == 2)
+    smaller = [one for one in program.smaller() if one.tail != program.tail]
+    assert smaller and all(one.tail.inner and one.tail.label == "branch" for one in smaller)
+
+
+def test_of_float32_what_the_plain_loop_is_off_by_counts_as_rounding():
+    true, off, more = ({"w": torch.tensor([1.0, value])} for value in (0.0, 1e-4, 0.05))
+    assert not trial.definition.differences(off, true, true) and trial.definition.differences(off, true)
+    assert trial.definition.differences(more, true, true) and not trial.definition.differences(more, true, off | {"w": off["w"] * 10})
+
+
+def test_float32_has_the_same_weights_and_data_as_its_reference():
+    space = {"__name__": "program"}
+    exec(programs(200, lambda program: program.inputs.single and program.inputs.form == "image")[0].source(), space)
+    one, two = ([*space["prepared"](real).state_dict().values()] for real in (torch.float32, torch.float64))
+    assert space["REAL"] == torch.float32 and all(torch.equal(a.double(), b.double()) for a, b in zip(one, two, strict=True))
+
+
+def test_confirmed_as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(queued.adders, "_confirmation", queued.as_on_cuda)
+    assert trial.run(single(*LINEAR, 0).source()).word == trial.EQUAL
 
 
 def refusing(*args, **kwargs):
