@@ -16,7 +16,7 @@ from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_form
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.planning.passes import closed_forms
-from expunge.fisher.planning.survey import Plan, tolerance
+from expunge.fisher.planning.survey import Plan, random_like, tolerance
 from expunge.fisher.samples import Squares, as_pairs, batched, fresh, gradients, largest_of, sizes_of, unmasked
 from expunge.runtime.nested import combine_tensors, leaves, tensors
 
@@ -91,8 +91,8 @@ def keep(
     sent = closed_forms(model, parameters, plan.layouts, plan.idle, batch, lambda logits: [cotangents(logits)], objective, Scratch(), drawn)
     if sent.unexpected:
         raise ModelError(f"used in another way: {sorted(sent.unexpected)}")
-    if plan.batched:
-        batched(model, plan.batched, batch, sent.cotangents, objective, drawn=drawn)
+    if plan.batched:  # torch.func may be right for one cotangent, and wrong for several at once, as of torch.cdist
+        batched(model, plan.batched, batch, [*sent.cotangents, random_like(sent.logits).flip(-1)], objective, drawn=drawn)
     chosen = sent.cotangents[0][rows]
     return Kept(batch, rows, take(batch, rows), sent.logits[rows], chosen, chosen, drawn.parts, drawn.passed, turn=turn)
 

@@ -265,7 +265,7 @@ class Confirmation:
         self.confirmed |= self._shown(found, group)
         if self.whole and plan.surveyed and (faint := found.faint - self.confirmed):
             for kept in group:
-                exact = self.doubts.over_the_whole_batch(kept, plan, found)
+                exact = self.doubts.with_another_cotangent(kept, plan, found)
                 self.confirmed |= self._shown(exact, [kept])
                 self.rounding |= (faint & exact.faint) - self.confirmed
         if not found:

@@ -6,7 +6,7 @@ Working on operations rather than on modules, functional use, subclasses, and mo
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
@@ -38,7 +38,7 @@ class Interception(TorchFunctionMode):
     Without layouts it is a survey's, which takes `notes` of all operations.
 
     `shapes`  name -> shapes of the outputs of its operations (None where it has no known operation), as seen in the forward pass
-    `outputs` name -> what the last of these operations gave, in a survey
+    `outputs` name -> what these operations gave, in a survey
     `beside`  a bias -> the weight of the same operation
     `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
@@ -61,7 +61,7 @@ class Interception(TorchFunctionMode):
         self.drawn, self.reads, self.path = drawn, False, 0
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, list[tuple[int, ...] | None]] = {}
-        self.outputs: dict[str, Tensor] = {}
+        self.outputs: defaultdict[str, list[Tensor]] = defaultdict(list)
         self.beside: dict[str, str] = {}
         self.alone: set[str] = set()
         self.vectors: list[tuple[str, Tensor]] = []
@@ -97,8 +97,8 @@ class Interception(TorchFunctionMode):
         operation.gives(self._run(rule, function, operation.args, operation.kwargs))
         if self.layouts is None:
             self.notes.add(operation)
-            if met and isinstance(operation.result, Tensor):
-                self.outputs |= dict.fromkeys(met, operation.result.detach())
+            for name in met if isinstance(operation.result, Tensor) else ():
+                self.outputs[name].append(operation.result.detach())
         self.derived.note(operation, made_of)
         self.constants.note(operation)
         return operation.result
@@ -108,8 +108,8 @@ class Interception(TorchFunctionMode):
         self._used = []
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
         used, self._used = self._used, []  # of no operation around this one
-        if used:
-            self.outputs |= dict.fromkeys(used, result.detach())
+        for name in used:
+            self.outputs[name].append(result.detach())
         self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
         return result
 

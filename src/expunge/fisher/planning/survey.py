@@ -22,6 +22,7 @@ from expunge.fisher.closed_forms.scratch import Scratch, wide
 from expunge.fisher.planning.interception import Interception
 from expunge.fisher.planning.layouts import Layout, infer
 from expunge.fisher.planning.mixing import comparable, mixes
+from expunge.fisher.planning.orders import fitting
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, is_usable, output_error, relative_errors
 from expunge.model.copying import copied
@@ -77,18 +78,15 @@ def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch
             alone, fewer = _watched(model, parameters, take(probe, slice(0, 1)), objective)
     except Exception:  # a survey says what is wrong
         return None
-    choices = {name: _fitting(layouts, fewer.outputs.get(name), more.outputs.get(name)) for name, layouts in _choices(fewer, more).items()}
+    choices = {name: _fitting(name, layouts, fewer, more) for name, layouts in _choices(fewer, more).items()}
     single = choices.keys() == parameters.keys() and all(len(layouts) == 1 for layouts in choices.values())
     if not single or mixes(fewer.notes.mixing, more.notes.mixing) or not is_usable(alone) or not _alike(together[:1], alone):
         return None
     return _described(Plan({name: layouts[0] for name, layouts in choices.items()}, surveyed=False, logits=together.shape), more)
 
 
-def _fitting(layouts: list[Layout], alone: Tensor | None, together: Tensor | None) -> list[Layout]:
-    """Of several layouts those by which the first of two samples has the rows that it has alone; all, where the samples are alike."""
-    if len(layouts) == 1 or alone is None or together is None:
-        return layouts
-    return [layout for layout in layouts if _alike(layout.rows(together, PROBE)[:1], layout.rows(alone, 1))]
+def _fitting(name: str, layouts: list[Layout], fewer: Interception, more: Interception) -> list[Layout]:
+    return fitting(layouts, fewer.outputs[name], more.outputs[name], PROBE, _alike)
 
 
 @tf32.switched_off()  # its rounding, of some percent in a deep network, would hide the errors that the check is for
@@ -147,6 +145,12 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     if not comparable(fewer.notes.mixing, mixing):  # a model may keep what its first pass has made
         mixing = _watched(model, parameters, probe, objective)[1].notes.mixing
     choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.notes.mixing, mixing), logits=together.shape)
+    for name, possible in choices.items():  # a wrong order of rows may give two samples their squares, too
+        likely = _fitting(name, possible, fewer, more)
+        others = possible if len(more.outputs[name]) <= 1 else []  # of several uses each has to be in this order
+        choices[name] = [*likely, *(layout for layout in others if layout not in likely)]
+    plan.reasons |= {name: "used again, on samples in another order" for name, left in choices.items() if not left}
+    choices = {name: left for name, left in choices.items() if left}
     while choices:
         layouts = {name: untried[0] for name, untried in choices.items()}
         wrong = _wrong(model, parameters, layouts, probe, cotangent, reference, plain, objective, more.beside)
