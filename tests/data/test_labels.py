@@ -223,3 +223,26 @@ def test_a_byte_that_is_the_ignored_label_by_its_bits_counts():
     assert has_label(torch.tensor([-100, 3])).tolist() == [False, True]
     logits = torch.eye(201)[labels]
     assert accuracy_of(Predictions(logits, labels.byte())) == 1 and accuracy_of(Predictions(-logits, labels.byte())) == 0
+
+
+@pytest.mark.parametrize(
+    ("targets", "found"),
+    [
+        (torch.tensor([[0.5, 0.5, 0.0], [120.0, -3.0, 7.0]]), "-3"),
+        (torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), "a sum of 2"),
+        (torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), "a sum of 0"),
+        (torch.tensor([[float("nan"), 0.0, 1.0], [0.0, 1.0, 0.0]]), "nan"),
+    ],
+    ids=["numbers", "several labels", "none", "not a number"],
+)
+def test_numbers_that_are_no_probabilities_are_not_taken_for_them(targets, found):
+    model, batch = nn.Linear(4, 3), (torch.randn(2, 4), targets)
+    for call in (fisher.diagonal, partial(train, tuning=QUICK)):
+        with pytest.raises(InputError, match=rf"must be probabilities.*found {found}|must be finite"):
+            call(model, batch)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_probabilities_may_be_rounded(kind):
+    probabilities = torch.randn(6, 3).softmax(1).to(kind).float()
+    assert fisher.diagonal(nn.Linear(4, 3), (torch.randn(6, 4), probabilities)).count == 6

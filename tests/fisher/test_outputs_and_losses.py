@@ -169,3 +169,26 @@ def test_parameters_that_the_output_does_not_use_are_zero():
     batch = torch.randn(6, 5).double(), labels(6)
     sums = diagonal(model, [batch], parameters=["other.weight"], objective=objective).sums
     assert not sums["other.weight"].any()
+
+
+class Squeezed(nn.Module):
+    """One number per sample, without a dimension for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.inner(x))).squeeze(-1)
+
+
+@pytest.mark.parametrize("losses", [nn.BCEWithLogitsLoss(reduction="none"), nn.MSELoss(reduction="none")], ids=["flags", "numbers"])
+@pytest.mark.parametrize("size", [1, 2, 9, 40])
+def test_outputs_may_be_one_number_per_sample(losses, size):
+    torch.manual_seed(0)
+    model, objective = Squeezed().double(), Objective(losses=losses, classes=False)
+    x, y = torch.randn(40, 5).double(), torch.randint(2, (40,)).double()
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    found = diagonal(model, batches, objective=objective).sums
+    assert reference.worst_error(found, defined(model, batches, objective, "empirical")) <= 1e-10
+    assert fisher.absolute(model, batches, objective=objective).count == 40

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from expunge.errors import InputError
 
+UNEXACT = 0.01  # of a sum of probabilities, which may be rounded to half precision
 IGNORED = -100  # the label torch.nn.functional.cross_entropy skips
 
 
@@ -33,7 +34,7 @@ def check_labels(logits: torch.Size, targets: Tensor, ignored: int | None = None
     if targets.is_complex() or targets.dim() != (len(logits) if soft else len(logits) - 1) or (soft and targets.shape[1] != logits[1]):
         raise _bad_form(logits, targets)
     if soft:
-        return
+        return _check_probabilities(targets)
     _check_inside(logits, targets, (IGNORED if len(logits) > 2 else None, ignored))
 
 
@@ -55,6 +56,17 @@ def check_likely_labels(logits: torch.Size, targets: Tensor, ignored: int | None
     if integers and len(logits) > 1 and logits[1] > 1 and targets.dim() == len(logits) - 1:
         advice = ", or Objective(classes=False) says that the outputs are not of classes along dimension 1 (counts, grades)"
         _check_inside(logits, targets, (IGNORED, ignored), advice)
+
+
+def _check_probabilities(targets: Tensor) -> None:
+    """Numbers of a regression, or several labels per sample, have the form of probabilities, too."""
+    sums, least = targets.detach().double().sum(1), float(targets.min())
+    off = float((sums - 1).abs().max())
+    if not (least >= -UNEXACT and off <= UNEXACT):
+        rule = "targets that are no labels must be probabilities, from 0 to 1 and 1 in all for each sample"
+        advice = "; for anything else give an Objective with other losses and classes=False"
+        found = f"{least:.4g}" if least < -UNEXACT else f"a sum of {float(sums.flatten()[(sums - 1).abs().argmax()]):.4g}"
+        raise InputError("batches", rule + advice, found)
 
 
 def _check_inside(logits: torch.Size, targets: Tensor, left_out: tuple[int | None, ...], advice: str = "") -> None:
