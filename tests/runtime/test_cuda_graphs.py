@@ -198,6 +198,40 @@ def test_what_few_steps_cannot_capture_stays_as_it_was(monkeypatch):
     assert len(recorder.eager) == 3 and not recorder.replayed and not recorder.capturing
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_devices_random_numbers_go_on_after_a_failed_capture(fails, monkeypatch):
+    """Torch leaves its generator in the capture."""
+    states = []
+
+    class Generator:
+        state = "before"
+
+        def clone_state(self):
+            return self.state
+
+        def graphsafe_set_state(self, state):
+            states.append(state)
+
+    recorder = Recorder(monkeypatch, fail_in_capture=fails, lasting=False)
+    monkeypatch.setattr(torch.cuda, "default_generators", (Generator(),))
+    recorder.graphed.warm = 1
+    for _ in range(3):
+        recorder.graphed(torch.arange(4))
+    assert states == ["before"] * fails
+
+
+@on_cuda
+def test_random_numbers_can_be_drawn_after_a_failed_capture():
+    torch.cuda.manual_seed(3)
+    expected = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(3)
+    graphed = GraphedStep(lambda rows: rows.sum() + rows.sum().item(), warm=1, lasting=False)
+    for _ in range(3):
+        graphed(torch.ones(4, device="cuda"))
+    assert not graphed.capturable
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+
+
 @pytest.mark.parametrize("draw", [random.random, numpy.random.rand, lambda: torch.rand(())], ids=["Python", "numpy", "torch"])
 def test_a_step_that_draws_on_the_cpu_is_not_replayed(draw, monkeypatch):
     recorder = Recorder(monkeypatch, draw)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -75,6 +75,7 @@ class GraphedStep(Generic[Result]):
 
     def _capture(self, form: object, batch: Batch) -> None:
         static, graph, generators = map_tensors(batch, torch.clone), torch.cuda.CUDAGraph(), Generators.now()
+        renew_generator = _generator_as_now()
         self.before_capture()
         torch.cuda.current_stream().synchronize()
         try:
@@ -84,12 +85,22 @@ class GraphedStep(Generic[Result]):
         except Exception:
             torch.cuda.synchronize()
             self.capturable = False
+            renew_generator()
         else:
             self.capturable = generators.same_as(Generators.now())
         if self.capturable:
             self._captured[form] = _Captured(graph, static, result)
         else:
             generators.restore()
+
+
+def _generator_as_now() -> Callable[[], object]:
+    """A function that gives the device's generator the state of now: after a capture that failed it raises whenever something is drawn
+    ("Offset increment outside graph capture"), since torch has left it in the capture."""
+    if not torch.cuda.default_generators:
+        return lambda: None
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    return partial(generator.graphsafe_set_state, generator.clone_state())
 
 
 @contextmanager
