@@ -231,9 +231,9 @@ class Samplewise(Totals):
                 self.confirmation.settle(self.plan_now)
         finally:
             self.confirmation.whole = False
-        if unshown := set(names) - self.confirmation.confirmed - self.confirmation.rounding - set(self.plan_now.looped):
+        if unshown := set(names).difference(self.confirmation.confirmed, self.confirmation.rounding, self.plan_now.looped):
             raise Revised(unshown)
-        self.confirmation.beyond_rounding(names, squares)  # notes how large that is
+        self.confirmation.note_rounding(names, squares)
 
     @property
     def plan_now(self) -> Plan:

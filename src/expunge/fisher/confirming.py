@@ -69,8 +69,7 @@ class Confirmation:
         self.doubts = Doubts(model, parameters, objective)
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
-        self.rounding: set[str] = set()  # parameters of which the samples that were looked at have nothing else, in float64 either
-        self._levels: dict[str, float] = {}  # of their squares, as a part of the largest
+        self.rounding: dict[str, float] = {}  # the largest square of parameters of which samples had nothing else, in float64 either
         self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
         self.whole = False  # samples are compared in all parameters, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
@@ -84,13 +83,12 @@ class Confirmation:
         self.compared: set[int] = set()  # the paths of passes
 
     def beyond_rounding(self, names: Sequence[str], squares: Mapping[str, Tensor]) -> list[str]:
-        """Those of these parameters whose squares are more than they were where they were rounding alone."""
-        if not self.rounding.intersection(names):
-            return list(names)
-        sizes = dict(zip(squares, torch.stack([square.abs().max().double() for square in squares.values()]).tolist(), strict=True))
-        top = max(sizes.values())
-        seen = {name: self._levels.setdefault(name, sizes[name] / top) for name in names if name in self.rounding}
-        return [name for name in names if name not in seen or sizes[name] > LOUDER * seen[name] * top]
+        """Those of these parameters whose squares are not rounding alone, as far as their size tells."""
+        return [name for name in names if name not in self.rounding or float(squares[name].max()) > LOUDER * self.rounding[name]]
+
+    def note_rounding(self, names: Sequence[str], squares: Mapping[str, Tensor]) -> None:
+        """Of the parameters that were found so in this batch, how large it is."""
+        self.rounding |= {name: max(self.rounding[name], float(squares[name].max())) for name in names if name in self.rounding}
 
     def moving(self) -> _Moving:
         return _Moving.now(self._buffers, self._device)
@@ -99,7 +97,6 @@ class Confirmation:
         """Start again, on the same data."""
         self.confirmed.clear()
         self.rounding.clear()
-        self._levels.clear()
         self._waiting.clear()
         self.compared.clear()
         self._drawn = self._batches = 0
@@ -267,7 +264,7 @@ class Confirmation:
             for kept in group:
                 exact = self.doubts.with_another_cotangent(kept, plan, found)
                 self.confirmed |= self._shown(exact, [kept])
-                self.rounding |= (faint & exact.faint) - self.confirmed
+                self.rounding |= dict.fromkeys((faint & exact.faint) - self.confirmed, 0.0)
         if not found:
             return
         left = self.doubts.unexplained(comparison, group, plan, found, self.tolerated)
