@@ -69,6 +69,7 @@ class Confirmation:
         self.doubts = Doubts(model, parameters, objective)
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
+        self._exactly: set[str] = set()  # those of them that were in float64
         self.rounding: dict[str, float] = {}  # the largest square of parameters of which samples had nothing else, in float64 either
         self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
         self.whole = False  # samples are compared in all parameters, whosever turn it is
@@ -96,6 +97,7 @@ class Confirmation:
     def begin(self) -> None:
         """Start again, on the same data."""
         self.confirmed.clear()
+        self._exactly.clear()
         self.rounding.clear()
         self._waiting.clear()
         self.compared.clear()
@@ -259,11 +261,11 @@ class Confirmation:
         comparison = Comparison(group, plan, weights)
         form = self.doubts.unflipped(comparison.samples) if again else None
         found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated, form)
-        self.confirmed |= self._shown(found, group)
+        self._note(found, group)
         if self.whole and plan.surveyed and (faint := found.faint - self.confirmed):
             for kept in group:
                 exact = self.doubts.with_another_cotangent(kept, plan, found)
-                self.confirmed |= self._shown(exact, [kept])
+                self._note_exactly(exact, kept)
                 self.rounding |= dict.fromkeys((faint & exact.faint) - self.confirmed, 0.0)
         if not found:
             return
@@ -271,10 +273,19 @@ class Confirmation:
         for kept in left:
             exact = self.doubts.over_the_whole_batch(kept, plan, found)
             self._blame(kept, plan, exact)
-            self.confirmed |= self._shown(exact, [kept])
+            self._note_exactly(exact, kept)
         if len(left) < len(group):
             self.confirmed |= found.wrong
         self.clearances += 1
+
+    def _note(self, found: Differences, group: Sequence[Kept]) -> None:
+        """Confirm what is shown; no longer what agrees as rounding alone, where float64 did not show it."""
+        shown = self._shown(found, group)
+        self.confirmed = (self.confirmed | shown) - (found.faint - shown - self._exactly)
+
+    def _note_exactly(self, found: Differences, kept: Kept) -> None:
+        self._exactly |= self._shown(found, [kept])
+        self.confirmed |= self._exactly
 
     def _shown(self, found: Differences, group: Sequence[Kept]) -> set[str]:
         """The parameters that a comparison has shown: those with a faint gradient only where they are the bias of an operation whose weight

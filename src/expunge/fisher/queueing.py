@@ -183,7 +183,7 @@ class QueuedConfirmation(Confirmation):
             if not (self._coarse(logits) and self._the_same_alone(queued.whole[-1])):
                 raise Revised(set())
             self.clearances += 1
-        self.confirmed |= self._shown(found, queued.whole)
+        self._note(found, queued.whole)
         if not found.wrong:
             return
         if self._coarse(logits) and not queued.precise and self._holds_precisely(queued, plan, found):
