@@ -147,12 +147,13 @@ class Comparison:
         tolerated: Tolerated,
         samples: Batch | None = None,
         names: Sequence[str] | None = None,
+        noise: float | None = None,
     ) -> Differences:
-        """From a plain pass over the samples, given in another form where wanted; of these names alone, where given.
+        """From a plain pass over the samples, given in another form where wanted; of these names alone, where given; with another `NOISE`.
 
         The device is waited for once. Raises InputError where the gradient of a sample's loss is another one beside other samples.
         """
-        return self.begun(model, parameters, objective, samples, names).read(tolerated)
+        return self.begun(model, parameters, objective, samples, names).read(tolerated, noise=noise)
 
     def begun(
         self,
@@ -191,7 +192,7 @@ class Unread:
     logits: Tensor | None
     gradients: Mapping[str, Tensor]
 
-    def read(self, tolerated: Tolerated, of_logits: Tolerated | None = None) -> Differences:
+    def read(self, tolerated: Tolerated, of_logits: Tolerated | None = None, noise: float | None = None) -> Differences:
         """`of_logits`: what is tolerated of these, where it is another."""
         sizes = as_pairs(self.sizes)
         check_alone(self.alone, sizes)
@@ -200,7 +201,7 @@ class Unread:
         (difference, size), *others = sizes[len(self.alone) :]
         if not (difference < (of_logits or tolerated)(self.logits) * size or difference == 0):
             return Differences(set(self.names), together=True)
-        return _differing(self.gradients, others, tolerated)
+        return _differing(self.gradients, others, tolerated, noise)
 
 
 def judged(attributed: Squares, reference: Mapping[str, Tensor | None], tolerated: Tolerated) -> Differences:
@@ -222,11 +223,13 @@ def _paired(attributed: Squares, reference: Mapping[str, Tensor | None]) -> dict
     return pairs
 
 
-def _differing(gradients: Mapping[str, Tensor], sizes: Sequence[tuple[float, float]], tolerated: Tolerated) -> Differences:
+def _differing(
+    gradients: Mapping[str, Tensor], sizes: Sequence[tuple[float, float]], tolerated: Tolerated, part: float | None = None
+) -> Differences:
     top, worst = max((size for _, size in sizes), default=0.0), 0.0
     wrong, shown, faint = set[str](), set[str](), set[str]()
     for (name, gradient), (difference, size) in zip(gradients.items(), sizes, strict=True):
-        noise = NOISE.get(gradient.dtype, NOISE[torch.float32]) * top
+        noise = (NOISE.get(gradient.dtype, NOISE[torch.float32]) if part is None else part) * top
         if not difference <= max(tolerated(gradient) * size, noise):
             wrong.add(name)
             worst = max(worst, difference / size if size else torch.inf)

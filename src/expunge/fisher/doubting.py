@@ -32,6 +32,7 @@ from expunge.model.copying import copied
 from expunge.runtime.nested import map_tensors, tensors
 
 KEPT_ENTRIES = 1 << 22  # of a copy's weights
+FAINTEST = 1e-14  # of the largest gradient: what is less in float64 is rounding, as that of the bias of attention's keys
 FLIPPED = 0.1  # of a gradient: what is off by more is never put down to the memory format
 Result = TypeVar("Result")
 BY_FORMAT, BY_ROWS, BY_BATCH, BY_PRECISION = "by the memory format", "by the rows", "by the whole batch", "without TF32"
@@ -110,14 +111,14 @@ class Doubts:
 
     def over_the_whole_batch(self, kept: Kept, plan: Plan, found: Differences) -> Differences:
         """The same comparison in float64; in smaller company where the batch does not fit into memory so."""
-        return self.with_another_cotangent(kept, plan, found) if self.possible else found
+        return self.with_another_cotangent(kept, plan, found, None) if self.possible else found
 
-    def with_another_cotangent(self, kept: Kept, plan: Plan, found: Differences) -> Differences:
+    def with_another_cotangent(self, kept: Kept, plan: Plan, found: Differences, noise: float | None = FAINTEST) -> Differences:
         """A comparison in float64 of what is sent back at random: a loss may send hardly anything back to a part of the outputs."""
         batch, rows = kept.batch, kept.rows
         while True:
             try:
-                exactly = self._in_float64(batch, rows, plan)
+                exactly = self._in_float64(batch, rows, plan, noise)
                 self.settled[BY_BATCH] += 1
                 return exactly
             except Exception as error:  # a model that cannot be copied, or cannot run in float64
@@ -125,12 +126,12 @@ class Doubts:
                     return found
             batch, rows = in_smaller_company(batch, rows)
 
-    def _in_float64(self, batch: Batch, rows: Tensor, plan: Plan) -> Differences:
+    def _in_float64(self, batch: Batch, rows: Tensor, plan: Plan, noise: float | None) -> Differences:
         model, parameters = self._double()
         with exact(model):
             again = keep(model, parameters, plan, double(batch), rows, self.objective, random_like)
             weights = random_like(torch.empty(len(rows), device=rows.device, dtype=torch.float64))
-            return Comparison([again], plan, weights).differences(model, parameters, self.objective, tolerance)
+            return Comparison([again], plan, weights).differences(model, parameters, self.objective, tolerance, noise=noise)
 
     def _double(self) -> tuple[nn.Module, dict[str, nn.Parameter]]:
         if self._copy is None:
