@@ -70,6 +70,7 @@ class Confirmation:
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
         self._exactly: set[str] = set()  # those of them that were in float64
+        self.doubtful: set[str] = set()  # whose gradient, of some samples, agrees as rounding alone
         self.rounding: dict[str, float] = {}  # the largest square of parameters of which samples had nothing else, in float64 either
         self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
         self.whole = False  # samples are compared in all parameters, whosever turn it is
@@ -98,6 +99,7 @@ class Confirmation:
         """Start again, on the same data."""
         self.confirmed.clear()
         self._exactly.clear()
+        self.doubtful.clear()
         self.rounding.clear()
         self._waiting.clear()
         self.compared.clear()
@@ -267,6 +269,7 @@ class Confirmation:
                 exact = self.doubts.with_another_cotangent(kept, plan, found)
                 self._note_exactly(exact, kept)
                 self.rounding |= dict.fromkeys((faint & exact.faint) - self.confirmed, 0.0)
+            self.doubtful -= self.rounding.keys()
         if not found:
             return
         left = self.doubts.unexplained(comparison, group, plan, found, self.tolerated)
@@ -281,10 +284,12 @@ class Confirmation:
     def _note(self, found: Differences, group: Sequence[Kept]) -> None:
         """Confirm what is shown; no longer what agrees as rounding alone, where float64 did not show it."""
         shown = self._shown(found, group)
-        self.confirmed = (self.confirmed | shown) - (found.faint - shown - self._exactly)
+        self.doubtful |= found.faint - shown - self._exactly
+        self.confirmed = (self.confirmed | shown) - self.doubtful
 
     def _note_exactly(self, found: Differences, kept: Kept) -> None:
         self._exactly |= self._shown(found, [kept])
+        self.doubtful -= self._exactly
         self.confirmed |= self._exactly
 
     def _shown(self, found: Differences, group: Sequence[Kept]) -> set[str]:
