@@ -13,6 +13,7 @@ from torch import Tensor, nn
 RELATIVE = 4e-6  # of a tensor's largest entry: what couples samples by less than 1e-6 is taken for rounding, and squares double it
 ROUNDING = 1e-20  # of the largest entry of all: a gradient that vanishes but for rounding is about 1e-16 of the others, squared
 SINGLE = 1e-3  # in float32 in place of RELATIVE
+FAINTEST = 1e-27  # of the largest entry, in float32: gradients below 1e-14 of the largest may be taken for rounding
 TINY = 1e-35  # the square of what is hardly a number in float32
 
 
@@ -76,7 +77,7 @@ def differences(squares: dict[str, Tensor], reference: dict[str, Tensor], plain:
         error, size = _size(squares[name] - value), _size(value)
         rounding = ROUNDING * largest + RELATIVE * size
         if plain is not None:
-            rounding = TINY + SINGLE * size + 100 * _size(plain[name] - value)
+            rounding = TINY + FAINTEST * largest + SINGLE * size + 100 * _size(plain[name] - value)
         if not error <= rounding:
             off[name] = error / size if size else float("inf")
     return off
