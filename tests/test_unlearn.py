@@ -153,7 +153,7 @@ def test_positions_must_come_last_in_logits():
 
 
 def test_accuracies_that_cannot_be_had_are_refused_before_any_work():
-    soft = TensorDataset(torch.randn(5, 1, 4, 4), torch.rand(5, 3))
+    soft = TensorDataset(torch.randn(5, 1, 4, 4), torch.rand(5, 3).softmax(1))
     with pytest.raises(InputError, match=r"^forget: accuracy needs one integer label .*watch=\{\} measures no accuracy"):
         unlearn(cases.model(), soft, cases.remain(), unreached)
     with pytest.raises(InputError, match=r"^watch\['test'\]: accuracy needs one integer label"):

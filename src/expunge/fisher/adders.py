@@ -153,7 +153,7 @@ class Samplewise(Totals):
         self.confirmation.settle(self.plan)
         if self.confirms and self.confirmation.shows_at_the_end:
             untold = self.untold(self.sums)
-            if untold and (_not_zero(untold, self.sums) or self.confirmation.doubtful.intersection(untold)):
+            if untold and (_not_zero(untold, self.sums) or self.confirmation.faint.intersection(untold)):
                 raise Revised(set())
         self.warn()
 
@@ -214,7 +214,7 @@ class Samplewise(Totals):
             return squares
         untold = self.untold(squares)
         active = self.confirmation.beyond_rounding(_not_zero(untold, squares), squares) if untold else []
-        if active := [*active, *(name for name in untold if name in self.confirmation.doubtful and name not in active)]:
+        if active := [*active, *(name for name in untold if name in self.confirmation.faint and name not in active)]:
             squares = {name: square.clone() for name, square in squares.items()}  # the next pass writes over them
             self.confirm(active, squares, batch, noise)
         return squares

@@ -21,6 +21,7 @@ from expunge.fisher.samples import Squares, as_pairs, batched, fresh, gradients,
 from expunge.runtime.nested import combine_tensors, leaves, tensors
 
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
+UNIT = {torch.float64: 1e-14, torch.float32: 2e-7}  # of it: what rounding mostly is
 Tolerated = Callable[[Tensor], float]
 Pair = tuple[Tensor, Tensor]  # what is judged, and what it should be
 
@@ -102,7 +103,8 @@ class Differences:
     wrong: set[str] = field(default_factory=set)
     together: bool = False  # the logits differ already
     shown: set[str] = field(default_factory=set)  # these have a gradient, and it is right
-    faint: set[str] = field(default_factory=set)  # of these, those whose difference passes for rounding beside others alone
+    faint: set[str] = field(default_factory=set)  # these have one that is off by no more than rounding may be beside those of others
+    doubtful: set[str] = field(default_factory=set)  # of the faint ones those that are off by more than it mostly is
     largest: float = 0.0  # difference of a gradient, as a part of it
 
     def __bool__(self) -> bool:
@@ -227,17 +229,19 @@ def _differing(
     gradients: Mapping[str, Tensor], sizes: Sequence[tuple[float, float]], tolerated: Tolerated, part: float | None = None
 ) -> Differences:
     top, worst = max((size for _, size in sizes), default=0.0), 0.0
-    wrong, shown, faint = set[str](), set[str](), set[str]()
+    wrong, shown, faint, doubtful = set[str](), set[str](), set[str](), set[str]()
     for (name, gradient), (difference, size) in zip(gradients.items(), sizes, strict=True):
         noise = (NOISE.get(gradient.dtype, NOISE[torch.float32]) if part is None else part) * top
         if not difference <= max(tolerated(gradient) * size, noise):
             wrong.add(name)
             worst = max(worst, difference / size if size else torch.inf)
-        elif size:
+        elif size and difference <= tolerated(gradient) * size:
             shown.add(name)
-            if not difference <= tolerated(gradient) * size:
-                faint.add(name)
-    return Differences(wrong, False, shown, faint, worst)
+        elif size:
+            faint.add(name)
+            if difference > UNIT.get(gradient.dtype, UNIT[torch.float32]) * top:
+                doubtful.add(name)
+    return Differences(wrong, False, shown, faint, doubtful, worst)
 
 
 def allowed(tensor: Tensor) -> float:

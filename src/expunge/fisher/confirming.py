@@ -70,7 +70,8 @@ class Confirmation:
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
         self._exactly: set[str] = set()  # those of them that were in float64
-        self.doubtful: set[str] = set()  # whose gradient, of some samples, agrees as rounding alone
+        self.doubtful: set[str] = set()  # parameters whose gradient, of some samples, agrees as rounding alone
+        self.faint: set[str] = set()  # these, and those that are off by no more than a unit of it
         self.rounding: dict[str, float] = {}  # the largest square of parameters of which samples had nothing else, in float64 either
         self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
         self.whole = False  # samples are compared in all parameters, whosever turn it is
@@ -100,6 +101,7 @@ class Confirmation:
         self.confirmed.clear()
         self._exactly.clear()
         self.doubtful.clear()
+        self.faint.clear()
         self.rounding.clear()
         self._waiting.clear()
         self.compared.clear()
@@ -270,6 +272,7 @@ class Confirmation:
                 self._note_exactly(exact, kept)
                 self.rounding |= dict.fromkeys((faint & exact.faint) - self.confirmed, 0.0)
             self.doubtful -= self.rounding.keys()
+            self.faint -= self.rounding.keys()
         if not found:
             return
         left = self.doubts.unexplained(comparison, group, plan, found, self.tolerated)
@@ -284,7 +287,8 @@ class Confirmation:
     def _note(self, found: Differences, group: Sequence[Kept]) -> None:
         """Confirm what is shown; no longer what agrees as rounding alone, where float64 did not show it."""
         shown = self._shown(found, group)
-        self.doubtful |= found.faint - shown - self._exactly
+        self.faint |= found.faint
+        self.doubtful |= found.doubtful - shown - self._exactly
         self.confirmed = (self.confirmed | shown) - self.doubtful
 
     def _note_exactly(self, found: Differences, kept: Kept) -> None:
@@ -295,8 +299,7 @@ class Confirmation:
     def _shown(self, found: Differences, group: Sequence[Kept]) -> set[str]:
         """The parameters that a comparison has shown: those with a faint gradient only where they are the bias of an operation whose weight
         is shown, as that of attention's keys."""
-        clear = found.shown - found.faint
-        return clear | {part.bias for kept in group for part in kept.parts if part.weight in clear and part.bias in found.shown}
+        return found.shown | {part.bias for kept in group for part in kept.parts if part.weight in found.shown and part.bias in found.faint}
 
     def _blame(self, kept: Kept, plan: Plan, found: Differences) -> None:
         """Raise, where something is wrong."""

@@ -64,7 +64,7 @@ def test_models_and_sets_that_cannot_be_had_are_named(model):
     own = Objective(losses=lambda logits, targets: (logits[:, 0] - targets).square(), classes=False)
     with pytest.raises(InputError, match="^objective: to choose a method needs class logits"):
         unlearn(model, *CLASS, objective=own, watch={})
-    soft = TensorDataset(TEST.tensors[0], torch.rand(400, CLASSES))
+    soft = TensorDataset(TEST.tensors[0], torch.rand(400, CLASSES).softmax(1))
     with pytest.raises(InputError, match="^remain: labels must be integers, for a method to be chosen; give a method"):
         unlearn(model, CLASS[0], soft, watch={})
 
