@@ -1,0 +1,58 @@
+"""What two samples do not tell: in which order other uses have their rows, and what torch.func gives for several cotangents at once."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from expunge.fisher import diagonal
+from tests import reference
+from tests.fisher.patterns import K
+
+pytestmark = pytest.mark.filterwarnings("ignore::expunge.errors.SlowFisherWarning")
+
+
+class Again(nn.Module):
+    """A layer, used again on the samples in another order behind a gate that few of them open."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.layer, self.head = scale, nn.Linear(4, 4), nn.Linear(4, K)
+
+    def forward(self, x):
+        gate = (x[:, :1] > 1.0).to(x.dtype)
+        other = torch.stack([x[(index + 1) % len(x)] for index in range(len(x))])
+        return self.head(x + self.scale * torch.tanh(self.layer(x) + gate * self.layer(other).roll(1, 0)))
+
+
+@pytest.mark.parametrize(("scale", "dtype", "size"), [(1e-6, torch.float32, 8), (1.0, torch.float64, 40)])
+def test_a_second_use_on_the_samples_in_another_order(scale, dtype, size):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, x, y = Again(scale).to(dtype).eval(), torch.randn(40, 4).to(dtype), torch.randint(0, K, (40,))
+        found = diagonal(model, list(zip(x.split(size), y.split(size), strict=True))).sums
+        expected = reference.fisher(copy.deepcopy(model).double(), (x.double(), y))
+        assert reference.worst_error(found, expected) <= (1e-10 if dtype == torch.float64 else 1e-3)
+
+
+class Distances(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prototypes, self.head = nn.Parameter(torch.randn(4, 4) / 2), nn.Linear(4, K)
+
+    def forward(self, x):
+        return self.head(torch.cdist(x[None], self.prototypes[None])[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distances_for_several_cotangents(dtype):
+    """torch.func is right for one, and wrong for as many as the expected kind has."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, x, y = Distances().to(dtype).eval(), torch.randn(8, 4).to(dtype), torch.zeros(8, dtype=torch.int64)
+        found = diagonal(model, [(x, y)], kind="expected").sums
+        expected = reference.fisher(copy.deepcopy(model).double(), (x.double(), y), "expected")
+        assert reference.worst_error(found, expected) <= (1e-10 if dtype == torch.float64 else 1e-4)
