@@ -175,7 +175,10 @@ class Interception(TorchFunctionMode):
                     lift = Use(name, None, Layout(), self.samples, self.scratch, self.squares, self.vectors, self.drawn)
                     lifted = self._lifted[name] = shape, Lift.apply(lift, shape, args[index])
                 changed[index] = lifted[1]
-        return function(*changed, **kwargs)
+        result = function(*changed, **kwargs)
+        if self.layouts is None and isinstance(result, Tensor):  # `p[0]`, `p.mean(0)`: of the samples' copies it would be one
+            self.outside |= {name for index, name in direct if result.dim() < args[index].dim()}
+        return result
 
 
 READING = set("tolist item numpy __array__ __int__ __index__ __float__".split())
