@@ -26,6 +26,7 @@ from expunge.runtime.progress import is_shown, track
 from expunge.training import holding, sharing
 from expunge.training.carrying import Carried
 from expunge.training.explosion import Explosion
+from expunge.training.fused import fused
 from expunge.training.identity import settings_of
 from expunge.training.keeping import Keeper, can_go_on
 from expunge.training.optimizers import build_optimizer, rate_at
@@ -302,7 +303,8 @@ class _Update:
         self._graphed.clear()
 
     def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
-        return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)
+        with fused():
+            return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)
 
 
 def _samples_of_rows(phase: Phase, rows: Rows, chosen: Tensor) -> Batch:

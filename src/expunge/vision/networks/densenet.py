@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from expunge.training import fused
+from expunge.training.fused import relu_of_norm
 from expunge.vision.networks.initialisation import he_initialise
 
 
@@ -25,8 +27,20 @@ class DenseLayer(nn.Module):
         self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.conv1(functional.relu(self.norm1(x)))
-        return torch.cat([x, self.conv2(functional.relu(self.norm2(inner)))], 1)
+        inner = self.conv1(relu_of_norm(self.norm1, x))
+        return torch.cat([x, self.conv2(relu_of_norm(self.norm2, inner))], 1)
+
+    @property
+    def parts(self) -> fused.Layer:
+        return fused.Layer(self.norm1, self.conv1, self.norm2, self.conv2)
+
+
+class DenseBlock(nn.Sequential):
+    """Dense layers one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = [layer.parts for layer in self if isinstance(layer, DenseLayer)]
+        return fused.dense_block(layers, x) if fused.takes_block(layers, x) else super().forward(x)
 
 
 class Transition(nn.Module):
@@ -38,7 +52,7 @@ class Transition(nn.Module):
         self.conv = nn.Conv2d(inputs, outputs, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.avg_pool2d(self.conv(functional.relu(self.norm(x))), 2)
+        return functional.avg_pool2d(self.conv(relu_of_norm(self.norm, x)), 2)
 
 
 class DenseNet(nn.Module):
@@ -53,14 +67,14 @@ class DenseNet(nn.Module):
             if block:
                 self.blocks.append(Transition(width, width // 2))
                 width //= 2
-            self.blocks.append(nn.Sequential(*[DenseLayer(width + layer * growth, growth) for layer in range(depth)]))
+            self.blocks.append(DenseBlock(*[DenseLayer(width + layer * growth, growth) for layer in range(depth)]))
             width += depth * growth
         self.norm = nn.BatchNorm2d(width)
         self.classifier = nn.Linear(width, classes)
         he_initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = functional.relu(self.norm(self.blocks(self.conv(x))))
+        x = relu_of_norm(self.norm, self.blocks(self.conv(x)))
         return self.classifier(x.mean((2, 3)))
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
+from expunge.training.fused import max_pool, relu_of_normed
 from expunge.vision.networks.initialisation import he_initialise
 
 
@@ -53,7 +53,7 @@ class Unit(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.norm(self.conv(x)))
+        return relu_of_normed(self.conv, self.norm, x)
 
 
 class Inception(nn.Module):
@@ -69,7 +69,7 @@ class Inception(nn.Module):
         self.pooled = Unit(inputs, widths.pooled, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled = self.pooled(functional.max_pool2d(x, 3, stride=1, padding=1))
+        pooled = self.pooled(max_pool(x, stride=1))
         return torch.cat([self.one(x), self.three(x), self.five(x), pooled], 1)
 
 
@@ -93,7 +93,7 @@ class GoogLeNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for number, stage in enumerate(self.stages):
-            x = stage(functional.max_pool2d(x, 3, stride=2, padding=1) if number else x)
+            x = stage(max_pool(x, stride=2) if number else x)
         return self.classifier(x.mean((2, 3)))
 
 

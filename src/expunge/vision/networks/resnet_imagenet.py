@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from torch.nn import functional
 
+from expunge.training.fused import relu_of_norm
 from expunge.vision.networks.initialisation import he_initialise
 
 
@@ -27,8 +27,8 @@ class Basic(nn.Module):
         self.shortcut = shortcut(inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = functional.relu(self.norm1(self.conv1(x)))
-        return functional.relu(self.shortcut(x) + self.norm2(self.conv2(inner)))
+        inner = relu_of_norm(self.norm1, self.conv1(x))
+        return relu_of_norm(self.norm2, self.conv2(inner), added=self.shortcut(x))
 
 
 class Bottleneck(nn.Module):
@@ -51,9 +51,9 @@ class Bottleneck(nn.Module):
         self.shortcut = shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = functional.relu(self.norm1(self.conv1(x)))
-        inner = functional.relu(self.norm2(self.conv2(inner)))
-        return functional.relu(self.shortcut(x) + self.norm3(self.conv3(inner)))
+        inner = relu_of_norm(self.norm1, self.conv1(x))
+        inner = relu_of_norm(self.norm2, self.conv2(inner))
+        return relu_of_norm(self.norm3, self.conv3(inner), added=self.shortcut(x))
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -83,7 +83,7 @@ class ImageNetResNet(nn.Module):
         he_initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stages(functional.relu(self.norm(self.conv(x))))
+        x = self.stages(relu_of_norm(self.norm, self.conv(x)))
         return self.classifier(x.mean((2, 3)))
 
 

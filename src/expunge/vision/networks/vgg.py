@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional
 
+from expunge.training.fused import relu_of_normed
 from expunge.vision.networks.initialisation import he_initialise
 
 WIDTHS = (64, 128, 256, 512, 512)
@@ -24,7 +25,7 @@ class ConvolutionUnit(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.norm(self.conv(x)))
+        return relu_of_normed(self.conv, self.norm, x)
 
 
 class VGG(nn.Module):

@@ -1,0 +1,106 @@
+"""Steps of training in fewer kernels, for our networks on CUDA: norm and ReLU in one, max pools, dense blocks.
+
+PyTorch's own kernels for these take most of a training step of DenseNet and GoogLeNet. Inside `fused()`, which the training loop enters
+around steps that become CUDA graphs, the functions here run our Triton kernels where they can; everywhere else the plain operations, whose
+hooks, derivatives of any order and interception by others nothing changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_inside: ContextVar[bool] = ContextVar("fused", default=False)
+
+
+class Layer(NamedTuple):
+    """[x, conv2(relu(norm2(conv1(relu(norm1(x))))))]: conv1 with a kernel of 1x1, conv2 of 3x3, both without bias."""
+
+    norm1: nn.BatchNorm2d
+    conv1: nn.Conv2d
+    norm2: nn.BatchNorm2d
+    conv2: nn.Conv2d
+
+    @property
+    def parameters(self) -> tuple[Tensor, ...]:
+        return self.norm1.weight, self.norm1.bias, self.conv1.weight, self.norm2.weight, self.norm2.bias, self.conv2.weight
+
+
+@contextmanager
+def fused(wanted: bool = True) -> Iterator[None]:
+    token = _inside.set(wanted)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
+
+
+def relu_of_norm(norm: nn.BatchNorm2d, x: Tensor, added: Tensor | None = None) -> Tensor:
+    """relu(norm(x)), or relu(added + norm(x))"""
+    if _takes_norm(norm, x) and (added is None or (added.shape == x.shape and added.dtype == x.dtype)):
+        from expunge.training.fused.norms import relu_of_norm
+
+        return relu_of_norm(norm, x, added)
+    return functional.relu(norm(x) if added is None else added + norm(x))
+
+
+def relu_of_normed(conv: nn.Conv2d, norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """relu(norm(conv(x))), without adding the convolution's bias, which the norm takes away again; its gradient is zero."""
+    if conv.bias is None or not _takes_norm(norm, x):
+        return relu_of_norm(norm, conv(x))
+    from expunge.training.fused.norms import relu_of_norm as without_bias
+
+    return without_bias(norm, conv._conv_forward(x, conv.weight, None), None, conv.bias)
+
+
+def max_pool(x: Tensor, stride: int) -> Tensor:
+    """The largest of 3x3 positions, one beyond each edge."""
+    if _takes(x):
+        from expunge.training.fused.pooling import max_pool
+
+        return max_pool(x, stride)
+    return functional.max_pool2d(x, 3, stride=stride, padding=1)
+
+
+def takes_block(layers: Sequence[Layer], x: Tensor) -> bool:
+    """Whether `dense_block` can do these layers."""
+    return all(_takes_norm(norm, x) for layer in layers for norm in (layer.norm1, layer.norm2))
+
+
+def dense_block(layers: Sequence[Layer], x: Tensor) -> Tensor:
+    """These layers one after the other, which the kernels take."""
+    from expunge.training.fused.dense import block
+
+    return block(layers, x)
+
+
+def _takes_norm(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    kept = norm.affine and norm.track_running_stats and norm.momentum is not None
+    return norm.training and kept and _takes(x) and x.numel() > x.shape[1]
+
+
+def _takes(x: Tensor) -> bool:
+    if not _inside.get() or not x.is_cuda or x.dtype not in DTYPES or torch.compiler.is_compiling():
+        return False
+    return x.dim() == 4 and x.numel() < 2**31 and torch.is_grad_enabled() and _works(x.device)
+
+
+@cache
+def _works(device: torch.device) -> bool:
+    """Whether the kernels compile on this device and give the right numbers, tried once on a small case."""
+    try:
+        from expunge.training.fused.norms import relu_of_norm
+
+        norm, x = nn.BatchNorm2d(2).to(device), torch.tensor([-1.0, 1.0], device=device).view(2, 1, 1, 1).expand(2, 2, 1, 1)
+        with torch.no_grad():
+            return bool((relu_of_norm(norm, x, None).sum() - 2).abs() < 1e-4)
+    except Exception:  # no Triton, no C compiler for its launcher, a GPU that it does not know
+        return False

@@ -1,0 +1,133 @@
+"""A dense block as one operation: what its layers add stands side by side in one memory, and its statistics are taken once.
+
+Written with the plain operations, every layer copies all that came before it, takes its statistics again, and adds a gradient of all of it
+to those of the layers behind. Here a norm's gradient is Σ over the layers of scale·g, which each layer adds where it reads anyway, less a
+constant and a factor of x − mean, which are added up by channel and taken away once a channel is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from expunge.training.fused import Layer, kernels
+from expunge.training.fused.kernels import Norm, Slopes
+from expunge.training.fused.norms import finished, rows, running
+
+ALIGNED = 16  # channels: what convolutions and matmuls take without copying
+
+
+def block(layers: Sequence[Layer], x: Tensor) -> Tensor:
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    return _Block.apply(x.to(dtype), layers, *(parameter for layer in layers for parameter in layer.parameters))
+
+
+def aligned(channels: int) -> int:
+    return -(-channels // ALIGNED) * ALIGNED
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: Sequence[Layer], *parameters: Tensor) -> Tensor:
+        samples, first, height, width = x.shape
+        growth, inner = layers[0].conv2.out_channels, layers[0].conv1.out_channels
+        total, count = first + len(layers) * growth, samples * height * width
+        new = x.new_empty
+        everything = new((count, aligned(total)))
+        mean, variance = new((2, total), dtype=torch.float32)
+        kernels.statistics(rows(x), mean[:first], variance[:first], finished(layers[0].norm1, x.device), everything)
+        saved: list[Tensor] = []
+        ones, threes = _weights(layers, first, x)
+        with torch.autocast("cuda", enabled=False):
+            for number, layer in enumerate(layers):
+                wide = first + number * growth
+                known = _norm(layer.norm1, mean[:wide], variance[:wide])
+                hidden, bottleneck = new((count, aligned(wide))), new((count, inner))
+                kernels.apply(everything, known, hidden, running(layer.norm1))
+                torch.mm(hidden, ones[number].t(), out=bottleneck)
+                own = new((2, inner), dtype=torch.float32)
+                kernels.statistics(bottleneck, own[0], own[1], finished(layer.norm2, x.device))
+                opened = new((count, inner))
+                kernels.apply(bottleneck, _norm(layer.norm2, own[0], own[1]), opened, running(layer.norm2))
+                added = torch.conv2d(_images(opened, x), threes[number], None, 1, 1)
+                place = slice(wide, wide + growth)
+                kernels.statistics(rows(added), mean[place], variance[place], finished(layer.norm1, x.device), everything[:, place])
+                saved += [hidden, bottleneck, own, opened]
+        ctx.save_for_backward(everything, mean, variance, *saved, *ones, *threes)
+        ctx.layers, ctx.shape = layers, x.shape
+        return _images(everything[:, :total], x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        layers: Sequence[Layer] = ctx.layers
+        everything, mean, variance, *rest = ctx.saved_tensors
+        saved, ones, threes = rest[: 4 * len(layers)], rest[4 * len(layers) : 5 * len(layers)], rest[5 * len(layers) :]
+        (count, _), first, growth = everything.shape, ctx.shape[1], layers[0].conv2.out_channels
+        total = first + len(layers) * growth
+        new = everything.new_empty
+        into = torch.empty_like(everything)
+        into[:, :total] = rows(gradient)
+        constant, linear = everything.new_zeros((2, total), dtype=torch.float32)
+        found: list[Tensor] = []
+
+        def complete(start: int, end: int, wide: int) -> Tensor:
+            """The gradient of these channels, all layers that read them being done."""
+            place, out = slice(start, end), new((count, wide))
+            kernels.finish(everything[:, place], into[:, place], mean[place], constant[place], linear[place], out)
+            return out
+
+        with torch.autocast("cuda", enabled=False):
+            for number in reversed(range(len(layers))):
+                layer, wide = layers[number], first + number * growth
+                hidden, bottleneck, own, opened = saved[4 * number : 4 * number + 4]
+                sent = _images(complete(wide, wide + growth, aligned(growth)), gradient)
+                back, to_three, _ = torch.ops.aten.convolution_backward(
+                    sent, _images(opened, gradient), threes[number], None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+                )
+                norm2, slopes2 = _norm(layer.norm2, own[0], own[1]), _slopes(layer.norm2)
+                kernels.sums(bottleneck, rows(back), norm2, slopes2, finished(layer.norm2, back.device))
+                of_bottleneck = torch.empty_like(bottleneck)
+                kernels.backward(bottleneck, rows(back), norm2, slopes2, of_bottleneck)
+                to_one = torch.mm(of_bottleneck.t(), hidden)
+                of_hidden = torch.mm(of_bottleneck, ones[number])
+                norm1, slopes1 = _norm(layer.norm1, mean[:wide], variance[:wide]), _slopes(layer.norm1)
+                accumulated = slopes1._replace(inputs=into, constant=constant, linear=linear)
+                kernels.sums(everything, of_hidden, norm1, accumulated, finished(layer.norm1, back.device))
+                weight1 = to_one[:, :wide].to(layer.conv1.weight.dtype, memory_format=torch.contiguous_format)
+                weight2 = to_three[:growth].to(layer.conv2.weight.dtype)
+                of_layer = slopes1.weight, slopes1.bias, weight1.view_as(layer.conv1.weight), slopes2.weight, slopes2.bias, weight2
+                found[:0] = of_layer
+            of_x = _images(complete(0, first, first), gradient)
+        return of_x, None, *found
+
+
+def _images(flat: Tensor, like: Tensor) -> Tensor:
+    """(N·H·W, C) as (N, C, H, W), a view."""
+    samples, _, height, width = like.shape
+    return flat.unflatten(0, (samples, height, width)).permute(0, 3, 1, 2)
+
+
+def _norm(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> Norm:
+    return Norm(mean, variance, norm.weight, norm.bias, norm.eps)
+
+
+def _slopes(norm: nn.BatchNorm2d) -> Slopes:
+    return Slopes(torch.empty_like(norm.weight), torch.empty_like(norm.bias))
+
+
+def _weights(layers: Sequence[Layer], first: int, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Those of all convolutions in the type of the images, padded with zeros to channels that are aligned."""
+    growth, inner = layers[0].conv2.out_channels, layers[0].conv1.out_channels
+    widths = [aligned(first + number * growth) for number in range(len(layers))]
+    ones = list(like.new_zeros(inner * sum(widths)).split([inner * wide for wide in widths]))
+    ones = [flat.view(inner, wide) for flat, wide in zip(ones, widths, strict=True)]
+    threes = list(like.new_zeros((len(layers), aligned(growth), 3, 3, inner)).permute(0, 1, 4, 2, 3))
+    for layer, one, three in zip(layers, ones, threes, strict=True):
+        one[:, : layer.conv1.in_channels].copy_(layer.conv1.weight[:, :, 0, 0])
+        three[:growth].copy_(layer.conv2.weight)
+    return ones, threes
