@@ -7,7 +7,7 @@ hooks, derivatives of any order and interception by others nothing changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -32,6 +32,34 @@ class Layer(NamedTuple):
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return self.norm1.weight, self.norm1.bias, self.conv1.weight, self.norm2.weight, self.norm2.bias, self.conv2.weight
+
+
+class Unit(NamedTuple):
+    """relu(norm(conv(x))), the image's size kept."""
+
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+
+    @property
+    def width(self) -> int:
+        return self.conv.out_channels
+
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        return self.conv.weight, self.conv.bias, self.norm.weight, self.norm.bias
+
+
+class Branches(NamedTuple):
+    """[1x1(x), 3x3(1x1(x)), 3x3(3x3(1x1(x))), 1x1(maxpool(x))]"""
+
+    one: Unit
+    three: tuple[Unit, Unit]
+    five: tuple[Unit, Unit, Unit]
+    pooled: Unit
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return self.one, *self.three, *self.five, self.pooled
 
 
 @contextmanager
@@ -70,16 +98,30 @@ def max_pool(x: Tensor, stride: int) -> Tensor:
     return functional.max_pool2d(x, 3, stride=stride, padding=1)
 
 
-def takes_block(layers: Sequence[Layer], x: Tensor) -> bool:
-    """Whether `dense_block` can do these layers."""
-    return all(_takes_norm(norm, x) for layer in layers for norm in (layer.norm1, layer.norm2))
+def halved(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """avg_pool2d(conv(x), 2) of a 1x1 convolution: one of 2x2 of which every tap is a quarter."""
+    if _takes(x):
+        return functional.conv2d(x, conv.weight.expand(-1, -1, 2, 2) / 4, conv.bias, stride=2)
+    return functional.avg_pool2d(conv(x), 2)
+
+
+def takes_all(norms: Iterable[nn.BatchNorm2d], x: Tensor) -> bool:
+    """Whether a block with these norms can be one operation."""
+    return all(_takes_norm(norm, x) for norm in norms)
 
 
 def dense_block(layers: Sequence[Layer], x: Tensor) -> Tensor:
-    """These layers one after the other, which the kernels take."""
+    """These layers one after the other, where `takes_all`."""
     from expunge.training.fused.dense import block
 
     return block(layers, x)
+
+
+def inception(branches: Branches, x: Tensor) -> Tensor:
+    """The branches side by side, where `takes_all`."""
+    from expunge.training.fused.inception import inception
+
+    return inception(branches, x)
 
 
 def _takes_norm(norm: nn.BatchNorm2d, x: Tensor) -> bool:

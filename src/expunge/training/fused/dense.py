@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from expunge.training.fused import Layer, kernels
 from expunge.training.fused.kernels import Norm, Slopes
-from expunge.training.fused.norms import finished, rows, running
+from expunge.training.fused.norms import backward, finished, images, normed, rows, running
 
 ALIGNED = 16  # channels: what convolutions and matmuls take without copying
 
@@ -49,24 +49,22 @@ class _Block(torch.autograd.Function):
                 hidden, bottleneck = new((count, aligned(wide))), new((count, inner))
                 kernels.apply(everything, known, hidden, running(layer.norm1))
                 torch.mm(hidden, ones[number].t(), out=bottleneck)
-                own = new((2, inner), dtype=torch.float32)
-                kernels.statistics(bottleneck, own[0], own[1], finished(layer.norm2, x.device))
                 opened = new((count, inner))
-                kernels.apply(bottleneck, _norm(layer.norm2, own[0], own[1]), opened, running(layer.norm2))
-                added = torch.conv2d(_images(opened, x), threes[number], None, 1, 1)
+                own = normed(layer.norm2, bottleneck, opened)
+                added = torch.conv2d(images(opened, x), threes[number], None, 1, 1)
                 place = slice(wide, wide + growth)
                 kernels.statistics(rows(added), mean[place], variance[place], finished(layer.norm1, x.device), everything[:, place])
-                saved += [hidden, bottleneck, own, opened]
+                saved += [hidden, bottleneck, own.mean, own.variance, opened]
         ctx.save_for_backward(everything, mean, variance, *saved, *ones, *threes)
         ctx.layers, ctx.shape = layers, x.shape
-        return _images(everything[:, :total], x)
+        return images(everything[:, :total], x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         layers: Sequence[Layer] = ctx.layers
         everything, mean, variance, *rest = ctx.saved_tensors
-        saved, ones, threes = rest[: 4 * len(layers)], rest[4 * len(layers) : 5 * len(layers)], rest[5 * len(layers) :]
+        saved, ones, threes = rest[: 5 * len(layers)], rest[5 * len(layers) : 6 * len(layers)], rest[6 * len(layers) :]
         (count, _), first, growth = everything.shape, ctx.shape[1], layers[0].conv2.out_channels
         total = first + len(layers) * growth
         new = everything.new_empty
@@ -84,40 +82,28 @@ class _Block(torch.autograd.Function):
         with torch.autocast("cuda", enabled=False):
             for number in reversed(range(len(layers))):
                 layer, wide = layers[number], first + number * growth
-                hidden, bottleneck, own, opened = saved[4 * number : 4 * number + 4]
-                sent = _images(complete(wide, wide + growth, aligned(growth)), gradient)
+                hidden, bottleneck, own_mean, own_variance, opened = saved[5 * number : 5 * number + 5]
+                sent = images(complete(wide, wide + growth, aligned(growth)), gradient)
                 back, to_three, _ = torch.ops.aten.convolution_backward(
-                    sent, _images(opened, gradient), threes[number], None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+                    sent, images(opened, gradient), threes[number], None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
                 )
-                norm2, slopes2 = _norm(layer.norm2, own[0], own[1]), _slopes(layer.norm2)
-                kernels.sums(bottleneck, rows(back), norm2, slopes2, finished(layer.norm2, back.device))
-                of_bottleneck = torch.empty_like(bottleneck)
-                kernels.backward(bottleneck, rows(back), norm2, slopes2, of_bottleneck)
+                norm2, of_bottleneck = _norm(layer.norm2, own_mean, own_variance), torch.empty_like(bottleneck)
+                slopes2 = backward(layer.norm2, norm2, bottleneck, rows(back), of_bottleneck)
                 to_one = torch.mm(of_bottleneck.t(), hidden)
                 of_hidden = torch.mm(of_bottleneck, ones[number])
-                norm1, slopes1 = _norm(layer.norm1, mean[:wide], variance[:wide]), _slopes(layer.norm1)
-                accumulated = slopes1._replace(inputs=into, constant=constant, linear=linear)
-                kernels.sums(everything, of_hidden, norm1, accumulated, finished(layer.norm1, back.device))
+                norm1 = _norm(layer.norm1, mean[:wide], variance[:wide])
+                slopes1 = Slopes(torch.empty_like(norm1.weight), torch.empty_like(norm1.bias), into, constant, linear)
+                kernels.sums(everything, of_hidden, norm1, slopes1, finished(layer.norm1, back.device))
                 weight1 = to_one[:, :wide].to(layer.conv1.weight.dtype, memory_format=torch.contiguous_format)
                 weight2 = to_three[:growth].to(layer.conv2.weight.dtype)
                 of_layer = slopes1.weight, slopes1.bias, weight1.view_as(layer.conv1.weight), slopes2.weight, slopes2.bias, weight2
                 found[:0] = of_layer
-            of_x = _images(complete(0, first, first), gradient)
+            of_x = images(complete(0, first, first), gradient)
         return of_x, None, *found
-
-
-def _images(flat: Tensor, like: Tensor) -> Tensor:
-    """(N·H·W, C) as (N, C, H, W), a view."""
-    samples, _, height, width = like.shape
-    return flat.unflatten(0, (samples, height, width)).permute(0, 3, 1, 2)
 
 
 def _norm(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> Norm:
     return Norm(mean, variance, norm.weight, norm.bias, norm.eps)
-
-
-def _slopes(norm: nn.BatchNorm2d) -> Slopes:
-    return Slopes(torch.empty_like(norm.weight), torch.empty_like(norm.bias))
 
 
 def _weights(layers: Sequence[Layer], first: int, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:

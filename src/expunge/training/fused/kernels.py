@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 ENTRIES = 2048  # of a block: rows by channels
+SUMMED = 4096  # of one that sums rows up, with twice as many warps
+PARTS = 8192  # sums of parts by channels that the last program adds at once
 PROGRAMS = 1056  # that share a sum: eight for each of an H200's 132 multiprocessors
-SPLITS = 512  # of the rows at most: their sums are added by one program
 SIZES = "rows channels units share splits row other own".split()
 
 
@@ -53,19 +54,20 @@ def statistics(x: Tensor, mean: Tensor, variance: Tensor, finished: Tensor, copy
     partial = x.new_empty((2, splits, x.shape[1]), dtype=torch.float32)
     _statistics[(splits, groups)](
         x, x if copy is None else copy, partial, finished, mean, variance, rows, channels, x.shape[1] // unit, share, splits,
-        x.stride(0) // unit, 0 if copy is None else copy.stride(0), UNIT=unit, HIGH=high, WIDE=wide, COPY=copy is not None,
+        x.stride(0) // unit, 0 if copy is None else copy.stride(0),
+        UNIT=unit, HIGH=high, WIDE=wide, TALL=PARTS // wide, COPY=copy is not None, num_warps=8,
     )  # fmt: skip
 
 
 def apply(x: Tensor, norm: Norm, out: Tensor, running: Running | None, added: Tensor | None = None) -> None:
     """out = relu(γ (x − mean) / √(variance + ε) + β + added); zero in channels of `out` beyond those of the norm."""
-    unit = _unit(x, out.shape[1], out)
-    wide, high, groups, *_ = _parts(len(x), out.shape[1])
+    unit = _unit(x, out.shape[1], out, added)
+    wide, high, groups = _block(out.shape[1])
     kept = running or Running(norm.mean, norm.variance, norm.mean, 0.0, None)
     _apply[(triton.cdiv(len(x), high), groups)](
         x, x if added is None else added, out, *norm[:4], kept.mean, kept.variance, kept.batches,
         norm.mean if kept.shift is None else kept.shift, len(x), len(norm.mean), out.shape[1] // unit, x.stride(0) // unit,
-        0 if added is None else added.stride(0), out.stride(0) // unit, norm.eps, kept.momentum,
+        0 if added is None else added.stride(0) // unit, out.stride(0) // unit, norm.eps, kept.momentum,
         UNIT=unit, HIGH=high, WIDE=wide, ADDED=added is not None, RUNNING=running is not None, SHIFTED=kept.shift is not None,
     )  # fmt: skip
 
@@ -85,14 +87,14 @@ def sums(x: Tensor, gradient: Tensor, norm: Norm, slopes: Slopes, finished: Tens
     """Write the gradients of γ and β; `out`: the outputs, where something was added before the ReLU."""
     wide, high, groups, splits, share = _parts(len(x), gradient.shape[1])
     into = slopes.inputs
-    unit = _unit(x, gradient.shape[1], gradient, *(() if into is None else (into,)))
+    unit = _unit(x, gradient.shape[1], gradient, into, out)
     partial = x.new_empty((2, splits, gradient.shape[1]), dtype=torch.float32)
     _sums[(splits, groups)](
         x, gradient, x if out is None else out, x if into is None else into, partial, finished, *norm[:4], slopes.weight, slopes.bias,
         norm.mean if slopes.constant is None else slopes.constant, norm.mean if slopes.linear is None else slopes.linear,
         len(x), len(norm.mean), gradient.shape[1] // unit, share, splits, x.stride(0) // unit, gradient.stride(0) // unit,
-        0 if out is None else out.stride(0), 0 if into is None else into.stride(0) // unit, norm.eps,
-        UNIT=unit, HIGH=high, WIDE=wide, ADDED=out is not None, INTO=into is not None,
+        0 if out is None else out.stride(0) // unit, 0 if into is None else into.stride(0) // unit, norm.eps,
+        UNIT=unit, HIGH=high, WIDE=wide, TALL=PARTS // wide, ADDED=out is not None, INTO=into is not None, num_warps=8,
     )  # fmt: skip
 
 
@@ -100,44 +102,53 @@ def backward(
     x: Tensor, gradient: Tensor, norm: Norm, slopes: Slopes, back: Tensor, out: Tensor | None = None, of_added: Tensor | None = None
 ) -> None:
     """Write the gradient of x to `back`, from the sums; and that of what was added."""
-    unit = _unit(x, x.shape[1], gradient, back)
-    wide, high, groups, *_ = _parts(len(x), x.shape[1])
+    unit = _unit(x, x.shape[1], gradient, back, out, of_added)
+    wide, high, groups = _block(x.shape[1])
     _backward[(triton.cdiv(len(x), high), groups)](
         x, gradient, x if out is None else out, back, back if of_added is None else of_added, *norm[:4], slopes.weight, slopes.bias,
-        len(x), x.shape[1] // unit, x.stride(0) // unit, gradient.stride(0) // unit, 0 if out is None else out.stride(0),
-        back.stride(0) // unit, 0 if of_added is None else of_added.stride(0), norm.eps,
+        len(x), x.shape[1] // unit, x.stride(0) // unit, gradient.stride(0) // unit, 0 if out is None else out.stride(0) // unit,
+        back.stride(0) // unit, 0 if of_added is None else of_added.stride(0) // unit, norm.eps,
         UNIT=unit, HIGH=high, WIDE=wide, ADDED=out is not None,
     )  # fmt: skip
 
 
 def finish(x: Tensor, gradient: Tensor, mean: Tensor, constant: Tensor, linear: Tensor, out: Tensor) -> None:
     """out = gradient − constant − linear (x − mean); zero in channels of `out` beyond those of the mean."""
-    wide, high, groups, *_ = _parts(len(x), out.shape[1])
+    wide, high, groups = _block(out.shape[1])
     _finish[(triton.cdiv(len(x), high), groups)](
         x, gradient, mean, constant, linear, out, len(x), len(mean), out.shape[1], x.stride(0), gradient.stride(0), out.stride(0),
         HIGH=high, WIDE=wide,
     )  # fmt: skip
 
 
-def _unit(x: Tensor, channels: int, *others: Tensor) -> int:
+def _unit(x: Tensor, channels: int, *others: Tensor | None) -> int:
     """What the channels and the distances of rows are multiples of: it decides how many channels are read at once."""
-    return math.gcd(16, channels, x.stride(0), *(other.stride(0) for other in others))
+    return math.gcd(16, channels, x.stride(0), *(other.stride(0) for other in others if other is not None))
+
+
+@lru_cache(1024)
+def _block(channels: int) -> tuple[int, int, int]:
+    """Channels and rows of a block, and groups of channels."""
+    sizes = [size for size in (128, 64, 32, 16) if triton.cdiv(channels, size) * size <= channels * 9 // 8]
+    wide = sizes[0] if sizes else 16
+    return wide, ENTRIES // wide, triton.cdiv(channels, wide)
 
 
 @lru_cache(1024)
 def _parts(rows: int, channels: int) -> tuple[int, int, int, int, int]:
-    """Channels and rows of a block, groups of channels, parts of the rows, and the rows of a part."""
-    sizes = [size for size in (128, 64, 32, 16) if triton.cdiv(channels, size) * size <= channels * 9 // 8]
-    wide = sizes[0] if sizes else 16
-    high = ENTRIES // wide
-    groups = triton.cdiv(channels, wide)
-    splits = max(1, min(PROGRAMS // groups, SPLITS, triton.cdiv(rows, high)))
+    """For a sum over rows: channels and rows of a block, groups of channels, parts of the rows, and the rows of a part.
+
+    Few channels side by side and many parts, since one program adds the parts of a group up when all others have ended.
+    """
+    wide = 16 if channels <= 16 else 32
+    high, groups = SUMMED // wide, triton.cdiv(channels, wide)
+    splits = max(1, min(PROGRAMS // groups, PARTS // wide, triton.cdiv(rows, high)))
     share = triton.cdiv(triton.cdiv(rows, splits), high) * high  # whole blocks
     return wide, high, groups, triton.cdiv(rows, share), share
 
 
 @triton.jit
-def _last_of_all(one, two, partial, finished, channel, inside, wide, splits, HIGH: tl.constexpr, WIDE: tl.constexpr):
+def _last_of_all(one, two, partial, finished, channel, inside, wide, splits, TALL: tl.constexpr, WIDE: tl.constexpr):
     """Write a part's two sums; whether it was the last part of these channels, and then the sums of all parts."""
     split, group = tl.program_id(0), tl.program_id(1)
     tl.store(partial + split * wide + channel, one, mask=inside)
@@ -147,8 +158,8 @@ def _last_of_all(one, two, partial, finished, channel, inside, wide, splits, HIG
     first, second = tl.zeros((WIDE,), tl.float32), tl.zeros((WIDE,), tl.float32)
     if last:
         tl.store(finished + group, 0)
-        for start in range(0, splits, HIGH):
-            part = start + tl.arange(0, HIGH)
+        for start in range(0, splits, TALL):
+            part = start + tl.arange(0, TALL)
             place = part[:, None] * wide + channel[None, :]
             there = (part < splits)[:, None] & inside[None, :]
             first += tl.sum(tl.load(partial + place, mask=there, other=0.0, cache_modifier=".cg"), 0)
@@ -159,7 +170,7 @@ def _last_of_all(one, two, partial, finished, channel, inside, wide, splits, HIG
 @triton.jit(do_not_specialize=SIZES)
 def _statistics(
     x, copy, partial, finished, means, variances, rows, channels, units, share, splits, row, other,
-    UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, COPY: tl.constexpr,
+    UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
     split, group = tl.program_id(0), tl.program_id(1)
     wide, row = units * UNIT, row * UNIT
@@ -178,7 +189,7 @@ def _statistics(
         one += value
         two += value * value
     last, one_of_all, two_of_all = _last_of_all(
-        tl.sum(one, 0), tl.sum(two, 0), partial, finished, channel, inside, wide, splits, HIGH, WIDE
+        tl.sum(one, 0), tl.sum(two, 0), partial, finished, channel, inside, wide, splits, TALL, WIDE
     )
     if last:
         mean = one_of_all / rows
@@ -218,7 +229,7 @@ def _apply(
     value = (value - mean[None, :]) * scale[None, :] + bias[None, :]
     if ADDED:
         value = value.to(out.dtype.element_ty).to(tl.float32)  # as without the kernel
-        value += tl.load(added + place * other + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        value += tl.load(added + place * (other * UNIT) + channel[None, :], mask=inside, other=0.0).to(tl.float32)
     value = tl.where(known[None, :], tl.where(value < 0.0, 0.0, value), 0.0)  # what is not a number stays
     tl.store(out + place * (own * UNIT) + channel[None, :], value.to(out.dtype.element_ty), mask=inside)
 
@@ -227,7 +238,7 @@ def _apply(
 def _sums(
     x, gradient, out, into, partial, finished, means, variances, weights, biases, to_weight, to_bias, constant, linear,
     rows, channels, units, share, splits, row, other, of_out, of_into, eps,
-    UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, ADDED: tl.constexpr, INTO: tl.constexpr,
+    UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, TALL: tl.constexpr, ADDED: tl.constexpr, INTO: tl.constexpr,
 ):  # fmt: skip
     split, group = tl.program_id(0), tl.program_id(1)
     wide = units * UNIT
@@ -246,7 +257,7 @@ def _sums(
         value = tl.load(x + place * (row * UNIT) + channel[None, :], mask=there, other=0.0).to(tl.float32)
         value -= mean[None, :]
         if ADDED:
-            opened = tl.load(out + place * of_out + channel[None, :], mask=there, other=0.0).to(tl.float32) > 0.0
+            opened = tl.load(out + place * (of_out * UNIT) + channel[None, :], mask=there, other=0.0).to(tl.float32) > 0.0
         else:
             opened = value * scale[None, :] + bias[None, :] > 0.0
         opened = opened & there & known[None, :]
@@ -259,7 +270,7 @@ def _sums(
             after = (before.to(tl.float32) + g * scale[None, :]).to(into.dtype.element_ty)
             tl.store(target, tl.where(known[None, :], after, before), mask=there)
     last, one_of_all, two_of_all = _last_of_all(
-        tl.sum(one, 0), tl.sum(two, 0), partial, finished, channel, inside, wide, splits, HIGH, WIDE
+        tl.sum(one, 0), tl.sum(two, 0), partial, finished, channel, inside, wide, splits, TALL, WIDE
     )
     if last:
         tl.store(to_bias + channel, one_of_all, mask=known)
@@ -292,8 +303,8 @@ def _backward(
     g = tl.load(gradient + place * (other * UNIT) + channel[None, :], mask=inside, other=0.0)
     value = tl.load(x + place * (row * UNIT) + channel[None, :], mask=inside, other=0.0).to(tl.float32) - mean[None, :]
     if ADDED:
-        opened = tl.load(out + place * of_out + channel[None, :], mask=inside, other=0.0).to(tl.float32) > 0.0
-        tl.store(to_added + place * of_added + channel[None, :], tl.where(opened, g, 0.0), mask=inside)
+        opened = tl.load(out + place * (of_out * UNIT) + channel[None, :], mask=inside, other=0.0).to(tl.float32) > 0.0
+        tl.store(to_added + place * (of_added * UNIT) + channel[None, :], tl.where(opened, g, 0.0), mask=inside)
     else:
         opened = value * scale[None, :] + bias[None, :] > 0.0
     g = tl.where(opened, g.to(tl.float32), 0.0)

@@ -38,10 +38,35 @@ def finished(norm: nn.Module, device: torch.device) -> Tensor:
     return _finished[norm]
 
 
+def images(flat: Tensor, like: Tensor) -> Tensor:
+    """(N·H·W, C) as (N, C, H, W), a view."""
+    samples, _, height, width = like.shape
+    return flat.unflatten(0, (samples, height, width)).permute(0, 3, 1, 2)
+
+
 def running(norm: nn.BatchNorm2d, left_out: Tensor | None = None) -> Running:
     mean, variance, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
     assert mean is not None and variance is not None and batches is not None and norm.momentum is not None
     return Running(mean, variance, batches, norm.momentum, left_out)
+
+
+def normed(norm: nn.BatchNorm2d, x: Tensor, out: Tensor, added: Tensor | None = None, left_out: Tensor | None = None) -> Norm:
+    """Write relu(norm(x) + added) of rows to `out`, and move the running statistics."""
+    mean, variance = x.new_empty((2, len(norm.weight)), dtype=torch.float32)
+    kernels.statistics(x, mean, variance, finished(norm, x.device))
+    values = Norm(mean, variance, norm.weight, norm.bias, norm.eps)
+    kernels.apply(x, values, out, running(norm, left_out), added)
+    return values
+
+
+def backward(
+    norm: nn.BatchNorm2d, values: Norm, x: Tensor, gradient: Tensor, back: Tensor, out: Tensor | None = None, of_added: Tensor | None = None
+) -> Slopes:
+    """Write the gradient of x to `back`; that of γ and β is returned. `out`: what the forward pass wrote, where something was added."""
+    slopes = Slopes(torch.empty_like(values.weight), torch.empty_like(values.bias))
+    kernels.sums(x, gradient, values, slopes, finished(norm, x.device), out)
+    kernels.backward(x, gradient, values, slopes, back, out, of_added)
+    return slopes
 
 
 class _ReluOfNorm(torch.autograd.Function):
@@ -49,12 +74,9 @@ class _ReluOfNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, left_out: Tensor | None, norm: nn.BatchNorm2d
     ) -> Tensor:
-        mean, variance = torch.empty((2, len(weight)), dtype=torch.float32, device=x.device)
-        flat, out = rows(x), empty_like(x)
-        kernels.statistics(flat, mean, variance, finished(norm, x.device))
-        kept = running(norm, None if left_out is None else left_out.detach())
-        kernels.apply(flat, Norm(mean, variance, weight, bias, norm.eps), rows(out), kept, None if added is None else rows(added))
-        ctx.save_for_backward(x, weight, bias, mean, variance, None if added is None else out, left_out)
+        out = empty_like(x)
+        values = normed(norm, rows(x), rows(out), None if added is None else rows(added), left_out)
+        ctx.save_for_backward(x, weight, bias, values.mean, values.variance, None if added is None else out, left_out)
         ctx.norm = norm
         return out
 
@@ -62,10 +84,8 @@ class _ReluOfNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, variance, out, left_out = ctx.saved_tensors
-        values = Norm(mean, variance, weight, bias, ctx.norm.eps)
-        flat, slopes = rows(x), Slopes(torch.empty_like(weight), torch.empty_like(bias))
-        sent, outputs = rows(gradient), None if out is None else rows(out)
-        kernels.sums(flat, sent, values, slopes, finished(ctx.norm, x.device), outputs)
         back, of_added = empty_like(x), None if out is None else empty_like(x)
-        kernels.backward(flat, sent, values, slopes, rows(back), outputs, None if of_added is None else rows(of_added))
+        outputs, to_added = (None if images is None else rows(images) for images in (out, of_added))
+        values = Norm(mean, variance, weight, bias, ctx.norm.eps)
+        slopes = backward(ctx.norm, values, rows(x), rows(gradient), rows(back), outputs, to_added)
         return back, slopes.weight, slopes.bias, of_added, None if left_out is None else torch.zeros_like(left_out), None

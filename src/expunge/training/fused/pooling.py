@@ -11,8 +11,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from expunge.training.fused.norms import empty_like
-
 ENTRIES = 1024  # of a block: positions by channels
 KERNEL, PADDING = 3, 1
 
@@ -21,30 +19,39 @@ def max_pool(x: Tensor, stride: int) -> Tensor:
     return _MaxPool.apply(x, stride)
 
 
+def forward(x: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+    """The pooled images, and of each value which of the nine positions it was at."""
+    samples, channels, height, width = x.shape
+    shape = samples, channels, *((size + 2 * PADDING - KERNEL) // stride + 1 for size in (height, width))
+    out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    largest = torch.empty_like(out, dtype=torch.uint8)
+    _launch(_forward, out, (x, out, largest), x, stride)
+    return out, largest
+
+
+def backward(gradient: Tensor, largest: Tensor, back: Tensor, stride: int, add: bool = False) -> None:
+    """Write the gradient of the images to `back`; with `add` add it to what is there."""
+    _launch(_backward, back, (gradient, back, largest), gradient, stride, ADD=add)
+
+
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, stride: int) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
-        samples, channels, height, width = x.shape
-        shape = samples, channels, *((size + 2 * PADDING - KERNEL) // stride + 1 for size in (height, width))
-        out = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-        largest = torch.empty(shape, dtype=torch.uint8, device=x.device, memory_format=torch.channels_last)
-        _launch(_forward, out, (x, out, largest), x, stride)
-        ctx.save_for_backward(x, largest)
-        ctx.stride = stride
+        out, largest = forward(x.contiguous(memory_format=torch.channels_last), stride)
+        ctx.save_for_backward(largest)
+        ctx.stride, ctx.shape = stride, x.shape
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        x, largest = ctx.saved_tensors
-        back = empty_like(x)
-        sent = gradient.contiguous(memory_format=torch.channels_last)
-        _launch(_backward, x, (sent, back, largest), sent, ctx.stride)
+        (largest,) = ctx.saved_tensors
+        back = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
+        backward(gradient.contiguous(memory_format=torch.channels_last), largest, back, ctx.stride)
         return back, None
 
 
-def _launch(kernel: Any, over: Tensor, tensors: tuple[Tensor, ...], read: Tensor, stride: int) -> None:
+def _launch(kernel: Any, over: Tensor, tensors: tuple[Tensor, ...], read: Tensor, stride: int, **options: bool) -> None:
     """A program for some positions of the images `over` and some channels; those of `read` are of another size."""
     samples, channels, lines, across = over.shape
     wide = min(64, triton.next_power_of_2(channels))
@@ -52,7 +59,7 @@ def _launch(kernel: Any, over: Tensor, tensors: tuple[Tensor, ...], read: Tensor
     positions = samples * lines * across
     kernel[(triton.cdiv(positions, high), triton.cdiv(channels, wide))](
         *tensors, positions, lines, across, *read.shape[2:], channels // unit,
-        UNIT=unit, HIGH=high, WIDE=wide, STRIDE=stride, KERNEL=KERNEL, PADDING=PADDING,
+        UNIT=unit, HIGH=high, WIDE=wide, STRIDE=stride, KERNEL=KERNEL, PADDING=PADDING, **options,
     )  # fmt: skip
 
 
@@ -88,13 +95,17 @@ def _forward(
 def _backward(
     gradient, back, largest, positions, lines, across, height, width, units,
     UNIT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, STRIDE: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr,
+    ADD: tl.constexpr,
 ):  # fmt: skip
     """Each position of the input adds up the gradients of the outputs whose largest it was."""
     channels = units * UNIT
     position, channel = tl.program_id(0) * HIGH + tl.arange(0, HIGH), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     inside = (position < positions)[:, None] & (channel < channels)[None, :]
     sample, line, place = position // (lines * across), position // across % lines, position % across
+    target = position.to(tl.int64)[:, None] * channels + channel[None, :]
     total = tl.zeros((HIGH, WIDE), tl.float32)
+    if ADD:
+        total += tl.load(back + target, mask=inside, other=0.0).to(tl.float32)
     for down in tl.static_range(KERNEL):
         for along in tl.static_range(KERNEL):
             y, z = line + PADDING - down, place + PADDING - along
@@ -105,5 +116,4 @@ def _backward(
             which = tl.load(largest + source, mask=there, other=255).to(tl.int32)
             value = tl.load(gradient + source, mask=there, other=0.0).to(tl.float32)
             total += tl.where(which == down * KERNEL + along, value, 0.0)
-    target = position.to(tl.int64)[:, None] * channels + channel[None, :]
     tl.store(back + target, total.to(back.dtype.element_ty), mask=inside)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from expunge.training import fused
 from expunge.training.fused import relu_of_norm
@@ -40,7 +39,8 @@ class DenseBlock(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         layers = [layer.parts for layer in self if isinstance(layer, DenseLayer)]
-        return fused.dense_block(layers, x) if fused.takes_block(layers, x) else super().forward(x)
+        norms = (norm for layer in layers for norm in (layer.norm1, layer.norm2))
+        return fused.dense_block(layers, x) if fused.takes_all(norms, x) else super().forward(x)
 
 
 class Transition(nn.Module):
@@ -52,7 +52,7 @@ class Transition(nn.Module):
         self.conv = nn.Conv2d(inputs, outputs, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.avg_pool2d(self.conv(relu_of_norm(self.norm, x)), 2)
+        return fused.halved(self.conv, relu_of_norm(self.norm, x))
 
 
 class DenseNet(nn.Module):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from expunge.training import fused
 from expunge.training.fused import max_pool, relu_of_normed
 from expunge.vision.networks.initialisation import he_initialise
 
@@ -55,6 +56,10 @@ class Unit(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return relu_of_normed(self.conv, self.norm, x)
 
+    @property
+    def parts(self) -> fused.Unit:
+        return fused.Unit(self.conv, self.norm)
+
 
 class Inception(nn.Module):
     """y = [1x1(x), 3x3(1x1(x)), 3x3(3x3(1x1(x))), 1x1(maxpool(x))]"""
@@ -69,6 +74,10 @@ class Inception(nn.Module):
         self.pooled = Unit(inputs, widths.pooled, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        one, three, five, pooled = ([unit.parts for unit in path.modules() if isinstance(unit, Unit)] for path in self.children())
+        branches = fused.Branches(one[0], (three[0], three[1]), (five[0], five[1], five[2]), pooled[0])
+        if fused.takes_all((unit.norm for unit in branches.units), x):
+            return fused.inception(branches, x)
         pooled = self.pooled(max_pool(x, stride=1))
         return torch.cat([self.one(x), self.three(x), self.five(x), pooled], 1)
 
