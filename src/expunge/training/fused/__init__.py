@@ -117,11 +117,11 @@ def dense_block(layers: Sequence[Layer], x: Tensor) -> Tensor:
     return block(layers, x)
 
 
-def inception(branches: Branches, x: Tensor) -> Tensor:
+def inception_unit(branches: Branches, x: Tensor) -> Tensor:
     """The branches side by side, where `takes_all`."""
-    from expunge.training.fused.inception import inception
+    from expunge.training.fused.inception import unit
 
-    return inception(branches, x)
+    return unit(branches, x)
 
 
 def _takes_norm(norm: nn.BatchNorm2d, x: Tensor) -> bool:

@@ -17,9 +17,9 @@ from expunge.training.fused.norms import backward, images, normed, rows
 Taken = tuple[Tensor, Tensor, Tensor, Tensor]  # of a unit, for its gradient: what the norm read, its statistics, what it wrote
 
 
-def inception(branches: Branches, x: Tensor) -> Tensor:
+def unit(branches: Branches, x: Tensor) -> Tensor:
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    parameters = (parameter for unit in branches.units for parameter in unit.parameters)
+    parameters = (parameter for each in branches.units for parameter in each.parameters)
     return _Inception.apply(x.to(dtype), branches, *parameters)
 
 

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+UNROLLED: tl.constexpr = tl.constexpr(4)  # blocks of rows that are read at once for a sum
 ENTRIES = 2048  # of a block: rows by channels
-SUMMED = 4096  # of one that sums rows up, with twice as many warps
 PARTS = 8192  # sums of parts by channels that the last program adds at once
 PROGRAMS = 1056  # that share a sum: eight for each of an H200's 132 multiprocessors
 SIZES = "rows channels units share splits row other own".split()
@@ -129,7 +129,7 @@ def _unit(x: Tensor, channels: int, *others: Tensor | None) -> int:
 @lru_cache(1024)
 def _block(channels: int) -> tuple[int, int, int]:
     """Channels and rows of a block, and groups of channels."""
-    sizes = [size for size in (128, 64, 32, 16) if triton.cdiv(channels, size) * size <= channels * 9 // 8]
+    sizes = [size for size in (128, 64, 32, 16) if triton.cdiv(channels, size) * size <= channels * 4 // 3]
     wide = sizes[0] if sizes else 16
     return wide, ENTRIES // wide, triton.cdiv(channels, wide)
 
@@ -141,7 +141,7 @@ def _parts(rows: int, channels: int) -> tuple[int, int, int, int, int]:
     Few channels side by side and many parts, since one program adds the parts of a group up when all others have ended.
     """
     wide = 16 if channels <= 16 else 32
-    high, groups = SUMMED // wide, triton.cdiv(channels, wide)
+    high, groups = ENTRIES // wide, triton.cdiv(channels, wide)
     splits = max(1, min(PROGRAMS // groups, PARTS // wide, triton.cdiv(rows, high)))
     share = triton.cdiv(triton.cdiv(rows, splits), high) * high  # whole blocks
     return wide, high, groups, triton.cdiv(rows, share), share
@@ -178,7 +178,7 @@ def _statistics(
     inside, own = channel < wide, channel < channels
     pivot = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)  # a value of the channel: no digits are lost where means are large
     one, two = tl.zeros((HIGH, WIDE), tl.float32), tl.zeros((HIGH, WIDE), tl.float32)
-    for start in range(split * share, tl.minimum(split * share + share, rows), HIGH):
+    for start in tl.range(split * share, tl.minimum(split * share + share, rows), HIGH, loop_unroll_factor=UNROLLED):
         position = start + tl.arange(0, HIGH)
         there = (position < rows)[:, None] & inside[None, :]
         value = tl.load(x + position[:, None].to(tl.int64) * row + channel[None, :], mask=there, other=0.0)
@@ -249,7 +249,7 @@ def _sums(
     inverse = 1.0 / tl.sqrt(variance + eps)
     scale = weight / tl.sqrt(variance + eps)
     one, two = tl.zeros((HIGH, WIDE), tl.float32), tl.zeros((HIGH, WIDE), tl.float32)
-    for start in range(split * share, tl.minimum(split * share + share, rows), HIGH):
+    for start in tl.range(split * share, tl.minimum(split * share + share, rows), HIGH, loop_unroll_factor=UNROLLED):
         position = start + tl.arange(0, HIGH)
         place = position[:, None].to(tl.int64)
         there = (position < rows)[:, None] & inside[None, :]

@@ -76,16 +76,15 @@ def _forward(
     inside = (position < positions)[:, None] & (channel < channels)[None, :]
     sample, line, place = position // (lines * across), position // across % lines, position % across
     best = tl.full((HIGH, WIDE), float("-inf"), tl.float32)
-    which = tl.zeros((HIGH, WIDE), tl.int32)
+    which = tl.full((HIGH, WIDE), KERNEL * KERNEL // 2, tl.int32)
     for down in tl.static_range(KERNEL):
         for along in tl.static_range(KERNEL):
             y, z = line * STRIDE + down - PADDING, place * STRIDE + along - PADDING
             there = inside & ((y >= 0) & (y < height) & (z >= 0) & (z < width))[:, None]
             source = ((sample * height + y) * width + z).to(tl.int64)[:, None] * channels + channel[None, :]
             value = tl.load(x + source, mask=there, other=float("-inf")).to(tl.float32)
-            larger = there & ((value > best) | (value != value))  # what is not a number stays
-            best = tl.where(larger, value, best)
-            which = tl.where(larger, down * KERNEL + along, which)
+            which = tl.where(value > best, down * KERNEL + along, which)
+            best = tl.maximum(best, value, propagate_nan=tl.PropagateNan.ALL)
     target = position.to(tl.int64)[:, None] * channels + channel[None, :]
     tl.store(out + target, best.to(out.dtype.element_ty), mask=inside)
     tl.store(largest + target, which.to(tl.uint8), mask=inside)
@@ -106,14 +105,14 @@ def _backward(
     total = tl.zeros((HIGH, WIDE), tl.float32)
     if ADD:
         total += tl.load(back + target, mask=inside, other=0.0).to(tl.float32)
-    for down in tl.static_range(KERNEL):
-        for along in tl.static_range(KERNEL):
-            y, z = line + PADDING - down, place + PADDING - along
-            whole = (y >= 0) & (z >= 0) & (y % STRIDE == 0) & (z % STRIDE == 0)
-            y, z = y // STRIDE, z // STRIDE
-            there = inside & (whole & (y < height) & (z < width))[:, None]
+    for above in tl.static_range((KERNEL + STRIDE - 1) // STRIDE):
+        for left in tl.static_range((KERNEL + STRIDE - 1) // STRIDE):
+            y, z = (line + PADDING) // STRIDE - above, (place + PADDING) // STRIDE - left
+            down, along = line + PADDING - y * STRIDE, place + PADDING - z * STRIDE
+            seen = (down < KERNEL) & (along < KERNEL) & (y >= 0) & (z >= 0) & (y < height) & (z < width)
             source = ((sample * height + y) * width + z).to(tl.int64)[:, None] * channels + channel[None, :]
+            there = inside & seen[:, None]
             which = tl.load(largest + source, mask=there, other=255).to(tl.int32)
             value = tl.load(gradient + source, mask=there, other=0.0).to(tl.float32)
-            total += tl.where(which == down * KERNEL + along, value, 0.0)
+            total += tl.where(which == (down * KERNEL + along)[:, None], value, 0.0)
     tl.store(back + target, total.to(back.dtype.element_ty), mask=inside)
