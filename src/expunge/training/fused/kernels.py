@@ -18,8 +18,8 @@ from torch import Tensor
 
 UNROLLED: tl.constexpr = tl.constexpr(4)  # blocks of rows that are read at once for a sum
 ENTRIES = 2048  # of a block: rows by channels
-PARTS = 8192  # sums of parts by channels that the last program adds at once
-PROGRAMS = 1056  # that share a sum: eight for each of an H200's 132 multiprocessors
+PARTS = 2048  # sums of parts by channels that the last program adds at once: more would take registers from all of them
+PROGRAMS = 528  # that share a sum: four for each of an H200's 132 multiprocessors
 SIZES = "rows channels units share splits row other own".split()
 
 
@@ -142,7 +142,7 @@ def _parts(rows: int, channels: int) -> tuple[int, int, int, int, int]:
     """
     wide = 16 if channels <= 16 else 32
     high, groups = ENTRIES // wide, triton.cdiv(channels, wide)
-    splits = max(1, min(PROGRAMS // groups, PARTS // wide, triton.cdiv(rows, high)))
+    splits = max(1, min(PROGRAMS // groups, triton.cdiv(rows, high)))
     share = triton.cdiv(triton.cdiv(rows, splits), high) * high  # whole blocks
     return wide, high, groups, triton.cdiv(rows, share), share
 
