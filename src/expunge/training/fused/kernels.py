@@ -18,8 +18,8 @@ from torch import Tensor
 
 UNROLLED: tl.constexpr = tl.constexpr(4)  # blocks of rows that are read at once for a sum
 ENTRIES = 2048  # of a block: rows by channels
-PARTS = 2048  # sums of parts by channels that the last program adds at once: more would take registers from all of them
-PROGRAMS = 528  # that share a sum: four for each of an H200's 132 multiprocessors
+PARTS = 4096  # sums of parts by channels that the last program adds at once: more would take registers from all of them
+PROGRAMS = 256  # that share a sum, two for each multiprocessor of an H200: the last one adds their parts at once
 SIZES = "rows channels units share splits row other own".split()
 
 
