@@ -137,6 +137,27 @@ def test_a_folder_of_another_pass_is_refused_and_left_alone(tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "pass").iterdir()} == before
 
 
+FINGERPRINTS = "fingerprint [0-9a-f]{12} there and fingerprint [0-9a-f]{12} here$"
+
+
+def test_what_differs_of_a_kept_pass_is_told_in_words(tmp_path):
+    model, data = case()
+    half, other = TensorDataset(*(column[:100] for column in data.tensors)), nn.Sequential(nn.Linear(6, 3)).double()
+    changed = TensorDataset(data.tensors[0] + 1, data.tensors[1])
+    fisher.by_chunks(model, data, keep=tmp_path / "pass", batch_size=16)
+    sizes = f"another number of samples or batch size: {len(data)} samples, batches of 16, 32 per chunk there and "
+    for given, told in {
+        (model, half): f"{sizes}100 samples, batches of 16, 32 per chunk here$",
+        (model, (data.tensors,)): f"{sizes}{len(data)} samples in 1 batch, 32 per chunk here$",
+        (model, changed): rf"another data \(values, order or groups\): {FINGERPRINTS}",
+        (other, data): f"another weights: {FINGERPRINTS}",
+    }.items():
+        with pytest.raises(MismatchError, match=told):
+            fisher.by_chunks(*given, keep=tmp_path / "pass", batch_size=16)
+    with pytest.raises(MismatchError, match="another parameters: 4, names with fingerprint .* there and 1, names with "):
+        fisher.by_chunks(model, data, keep=tmp_path / "pass", batch_size=16, parameters=["0.bias"])
+
+
 class Shifted(nn.Module):
     def __init__(self):
         super().__init__()

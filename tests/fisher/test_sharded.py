@@ -196,7 +196,7 @@ def test_shards_of_two_and_four_processes_are_those_of_the_whole(tmp_path):
             for name, value in trained.named_parameters():
                 assert torch.allclose(found["gradients"][name], value.grad, rtol=1e-10, atol=1e-12)
             if task == "write":
-                assert found["shuffled"].startswith("MismatchError: all processes must have the same data or batch size; found")
+                assert found["shuffled"].startswith("MismatchError: all processes must have the same data (values, order or groups); found")
                 assert found["label"].startswith("InputError: data: labels must be in [0, 3)"), found["label"]
                 assert found["kind"].startswith(
                     "MismatchError: all processes must have the same kind; found empirical on rank 0 and expected"

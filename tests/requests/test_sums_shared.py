@@ -190,7 +190,7 @@ def test_what_cannot_be_done_is_one_line_on_every_process(folder):
         outputs = processes.printed(processes.start(BAD, folder, 2))
     cases = [dict(part.split("\n", 1) for part in output.split("case ")[1:]) for output in outputs]
     for name, told in {
-        "batch size": "all processes must have the same store; found",
+        "batch size": "all processes must have the same number of samples or settings; found",
         "out": "all processes must have the same folder `out`; found",
         "task": "all processes must have the same task file; found",
     }.items():

@@ -2,7 +2,20 @@
 
 import pytest
 
+from expunge.errors import MismatchError
+from expunge.runtime.processes import _compare
 from tests import processes
+
+
+def test_what_differs_is_shown_whole_or_around_the_difference():
+    digests, long = ("a" * 64, "b" * 64), "parameter, " * 20
+    with pytest.raises(MismatchError, match="same data; found fingerprint a{12} on rank 0 and fingerprint b{12} on rank 1$"):
+        _compare([{"data": digest} for digest in digests])
+    with pytest.raises(MismatchError, match=r"found \.\.\..{20}first on rank 0 and \.\.\..{20}second on rank 1$"):
+        _compare([{"names": long + name} for name in ("first", "second")])
+    with pytest.raises(MismatchError, match=r"found none on rank 0 and (parameter, ){9}p\.\.\. on rank 1$"):
+        _compare([{}, {"names": long}])
+
 
 ENDING = """
 import os, sys, time

@@ -181,10 +181,11 @@ def _yields_samples(data: Any) -> bool:
 def _from_loader(loader: DataLoader[Any], argument: str) -> Batches:
     check_samplers(loader, argument)
     length, samples = promised_batches(loader), promised_samples(loader)
-    return Batches(lambda seed: delivered(loader, length, samples, _first_dimension, argument), length, source=loader)
+    return Batches(lambda seed: delivered(loader, length, samples, first_dimension, argument), length, source=loader)
 
 
-def _first_dimension(batch: Batch) -> int:
+def first_dimension(batch: Batch) -> int:
+    """The number of samples, as far as the first tensor tells it; 0 where it tells nothing."""
     first = next(iter(tensors(batch)), None)
     return 0 if first is None or not first.dim() else len(first)
 

@@ -54,7 +54,7 @@ def fold(
         chunks, settings = prepare()
         prepared.append(chunks)
         machine = {"torch": torch.__version__, "threads": str(int(cpu_threads))}
-        return {**settings, "data or batch size": chunks.digest(), "chunks": str(len(chunks)), **machine, PLACE: _place(keep)}
+        return {**settings, **chunks.described(), "chunks": str(len(chunks)), **machine, PLACE: _place(keep)}
 
     described = processes.agree(describe, patience)
     del described[PLACE]

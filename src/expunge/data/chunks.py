@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, Subset
 
-from expunge.data.batches import Batches, Data, as_batches, read_batches, row_reader
+from expunge.data.batches import Batches, Data, as_batches, first_dimension, read_batches, row_reader
 from expunge.data.cursors import Cursor
 from expunge.data.digest import add_batch, data_digest
 from expunge.data.objective import Batch
 from expunge.data.streams import Shards
 from expunge.errors import InputError
+from expunge.runtime.display import counted
 from expunge.runtime.modes import seeded
 from expunge.storage.tensors import add_bytes
 from expunge.validate import check_whole, is_whole
@@ -32,17 +33,22 @@ class Chunks:
     """The chunks in their order. `read(number)` gives the batches of one; `groups` names its group, those of a group in a row.
 
     `digest()` is of all that fixes the chunks: the data, their order, the sizes of the batches and the groups. It reads all tensors that
-    the data show, so a process that is alone and keeps nothing does without. `stream` is the cursor of data that can only be read from
-    their beginning.
+    the data show, so a process that is alone and keeps nothing does without. `sizes` says in words what numbers fix them. `stream` is the
+    cursor of data that can only be read from their beginning.
     """
 
     read: Callable[[int], Batches]
     groups: Sequence[str]
     digest: Callable[[], str]
+    sizes: str
     stream: Cursor | None = None
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    def described(self) -> dict[str, str]:
+        """What processes that share the chunks must have the same of: the first that differs is named in an error."""
+        return {"number of samples or batch size": self.sizes, "data (values, order or groups)": self.digest()}
 
 
 def cut(
@@ -108,12 +114,12 @@ def _of_rows(
             return digest.hexdigest()
 
         names = [name for name, _ in parts]
-    sizes = f"{samples} samples, batches of {batch_size}, {per_chunk} per chunk"
+    sizes = f"{counted(samples, 'sample')}, batches of {batch_size}, {per_chunk} per chunk"
 
     def described() -> str:
         return hashlib.sha256(f"{sizes}, {grouped()}, {fingerprint(dataset, samples, argument)}".encode()).hexdigest()
 
-    return Chunks(lambda number: read(rows_of(number)), names, described)
+    return Chunks(lambda number: read(rows_of(number)), names, described, sizes)
 
 
 def _of_loader(loader: DataLoader[Any], per_chunk: int, groups: Any, argument: str) -> Chunks:
@@ -147,7 +153,9 @@ def _of_batches(batches: list[Batch], per_chunk: int, groups: Any, argument: str
         part = batches[number * per_chunk : (number + 1) * per_chunk]
         return Batches(lambda seed: iter(part), len(part))
 
-    return Chunks(read, [ALL] * -(-len(batches) // per_chunk), digest)
+    samples = counted(sum(map(first_dimension, batches)), "sample")
+    sizes = f"{samples} in {counted(len(batches), 'batch', 'batches')}, {per_chunk} per chunk"
+    return Chunks(read, [ALL] * -(-len(batches) // per_chunk), digest, sizes)
 
 
 def _of_shards(shards: Shards, batch_size: int, groups: Any, argument: str) -> Chunks:
@@ -161,7 +169,8 @@ def _of_shards(shards: Shards, batch_size: int, groups: Any, argument: str) -> C
                 add_batch(total, batch)
         return total.hexdigest()
 
-    return Chunks(lambda number: shards.batches(number, batch_size, argument), [ALL] * len(shards.sources), digest)
+    sizes = f"{counted(len(shards.sources), 'source')}, batches of {batch_size}"
+    return Chunks(lambda number: shards.batches(number, batch_size, argument), [ALL] * len(shards.sources), digest, sizes)
 
 
 def _of_stream(batches: Batches, per_chunk: int, groups: Any, argument: str) -> Chunks:
@@ -170,7 +179,8 @@ def _of_stream(batches: Batches, per_chunk: int, groups: Any, argument: str) -> 
     cursor = Cursor(batches, per_chunk, argument)
     length = cursor.look()
     digest = hashlib.sha256(f"{per_chunk} per chunk|{length} batches|{cursor.digests}".encode()).hexdigest()
-    return Chunks(cursor.part, [ALL] * -(-length // per_chunk), lambda: digest, cursor)
+    sizes = f"{counted(length, 'batch', 'batches')}, {per_chunk} per chunk"
+    return Chunks(cursor.part, [ALL] * -(-length // per_chunk), lambda: digest, sizes, cursor)
 
 
 def _refuse(groups: Any, data: Any) -> None:

@@ -20,7 +20,7 @@ from expunge.fisher import kinds
 from expunge.fisher.borrowing import wanted_parameters
 from expunge.fisher.engine import KINDS, MAX_DRAWS, summed
 from expunge.fisher.lending import LentPlan, UnfitError, lent_plan
-from expunge.fisher.naming import objective_name
+from expunge.fisher.naming import listed, objective_name
 from expunge.fisher.sums import FisherSums
 from expunge.model.copying import unwrapped
 from expunge.runtime.processes import PATIENCE
@@ -130,9 +130,8 @@ class Pass:
         self._chosen.clear()
         self._chosen.update(wanted_parameters(model, self.parameters))
         self._known.update(weights=weights_digest(model), objective=objective_name(self.objective, self.kind))
-        chosen = hashlib.sha256("\n".join(self._chosen).encode()).hexdigest()
         of_draws = {"draws": str(self.draws), "seed": str(self.seed)} if self.kind == "sampled" else {}
-        settings = {"kind": self.kind, **self._known, "parameters": chosen, **of_draws, "device": device_of(model).type}
+        settings = {"kind": self.kind, **self._known, "parameters": listed(self._chosen), **of_draws, "device": device_of(model).type}
         return cut(self.data, self.batch_size, self.batches_per_chunk, self.groups), settings
 
     def _work(self, chunks: Chunks, number: int) -> Sums:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from reprlib import recursive_repr
 from types import CodeType
@@ -46,6 +46,11 @@ def _first(objective: Objective, kind: str) -> str:
 
 
 _known = functools.lru_cache(maxsize=4)(_first)  # few, since it holds on to what the functions refer to
+
+
+def listed(parameters: Collection[str]) -> str:
+    """Names of parameters, for a comparison: how many, and a digest of all."""
+    return f"{len(parameters)}, names with {hashlib.sha256(chr(10).join(parameters).encode()).hexdigest()}"
 
 
 @recursive_repr(AGAIN)

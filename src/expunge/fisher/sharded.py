@@ -22,7 +22,7 @@ from expunge.data.digest import add_batch
 from expunge.data.objective import Batch, Objective, check_objective
 from expunge.errors import ModelError, naming
 from expunge.fisher import kinds
-from expunge.fisher.naming import objective_name
+from expunge.fisher.naming import listed, objective_name
 from expunge.fisher.samples import fresh
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_batch, check_module
@@ -79,9 +79,9 @@ def sharded_diagonal(
         processes.check_takes(device_of(model), "a sharded model")
         named = objective_name(objective, kind)
         chunks.append(cut(data, batch_size))
-        names = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
+        names = listed(parameters)
         settings = {"kind": kind, "objective": named, "draws": str(draws), "seed": str(seed)}
-        return {"data or batch size": chunks[0].digest(), "parameters": names, "device": device_of(model).type, **settings}
+        return {**chunks[0].described(), "parameters": names, "device": device_of(model).type, **settings}
 
     processes.agree(describe, patience)
     with torch.inference_mode(False):

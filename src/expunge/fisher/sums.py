@@ -34,15 +34,17 @@ class FisherSums:
 
     def __repr__(self) -> str:
         entries = sum(total.numel() for total in self.sums.values())
-        what = counted(self.count, "batch", "batches") if "batch" in self.kind else counted(self.count, "sample")
         where = f"{counted(len(self.sums), 'parameter')}, {counted(entries, 'entry', 'entries')}, at {self.digest[:12]}"
-        return f"FisherSums({self.kind}, {what}, {where})"
+        return f"FisherSums({self.kind}, {self._of()}, {where})"
 
     def __str__(self) -> str:
         return text_table(repr(self), self._rows())
 
     def _repr_html_(self) -> str:
         return html_table(repr(self), self._rows())
+
+    def _of(self) -> str:
+        return counted(self.count, "batch", "batches") if "batch" in self.kind else counted(self.count, "sample")
 
     def _rows(self) -> list[Sequence[str]]:
         return first_rows([("parameter", "entries"), *((name, f"{total.numel():,}") for name, total in self.sums.items())])
@@ -125,7 +127,8 @@ class FisherSums:
     def check_compatible(self, other: FisherSums) -> None:
         """Raise MismatchError for sums of other weights, another kind, another loss or other parameters."""
         if self.digest != other.digest:
-            raise MismatchError(f"sums of different weights: {self.digest[:12]} and {other.digest[:12]}")
+            first, second = (f"{part._of()} at fingerprint {part.digest[:12]}" for part in (self, other))
+            raise MismatchError(f"sums of different weights: {first} and {second}; was the model changed in between?")
         if self.kind != other.kind:
             raise MismatchError(f"sums of different kinds: {self.kind} and {other.kind}")
         if self.objective and other.objective and self.objective != other.objective:

@@ -23,7 +23,7 @@ from expunge.requests.sums_store import Store, check_fits
 from expunge.requests.task import Task, load_task
 from expunge.requests.weights import digest_of, frozen_digest, load_weights, shared_names, weights_of
 from expunge.runtime.modes import device_named
-from expunge.storage.documents import excerpt
+from expunge.storage.documents import excerpt, fingerprinted
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ def _check_same(prepared: Prepared, earlier: State) -> None:
     known, found = earlier.receipt.data["train"], prepared.task.data
     if (known is not None and not prepared.task.is_data(known)) or prepared.task.rows.samples != earlier.receipt.samples:
         rule = f"train() must return the data of the requests in {earlier.folder}, in their order"
-        raise MismatchError(f"task: {rule}; found {found or 'no digest'}")
+        samples, before = prepared.task.rows.samples, earlier.receipt.samples
+        what = fingerprinted(found or "no digest") if samples == before else f"{samples} samples, not {before}"
+        raise MismatchError(f"task: {rule}; found {what}")
     if earlier.receipt.data.get("frozen") not in (None, prepared.frozen):
         raise MismatchError(
             f"task: model() must give what the file of weights leaves out the values that it had in {earlier.folder}; found others"

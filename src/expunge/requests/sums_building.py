@@ -20,6 +20,7 @@ from expunge.requests.summing import Rest, Summing, folded
 from expunge.requests.sums_store import LOCK, PASS, ROWS, STORE, TOTAL, Header, Store, locked, opened, read_header, read_store
 from expunge.requests.weights import file_digest
 from expunge.runtime import processes
+from expunge.runtime.display import counted
 from expunge.runtime.processes import PATIENCE, MissingProcessError
 from expunge.storage.files import UNFINISHED, check_folder, write_bytes
 from expunge.storage.folders import remove
@@ -52,7 +53,9 @@ def build(
             check_folder("out", folder)
             headers.append(_described(summing, grouping))
             header = headers[0]
-            described = {"weights": header.weights, "data": str(header.data), "store": hashlib.sha256(header.content()).hexdigest()}
+            sizes = f"{counted(header.samples, 'sample')}, kind {header.fisher}, batches of {header.batch_size}, {header.threads} threads"
+            described = {"weights": header.weights, "data": str(header.data), "number of samples or settings": sizes}
+            described["groups of the store"] = hashlib.sha256(header.content()).hexdigest()
             return described | {"shard": f"{shard[0]}/{shard[1]}", "folder `out`": os.path.abspath(path)}
 
         def enter() -> dict[str, str]:

@@ -144,9 +144,10 @@ def check_fits(store: Store, task: Task, model: nn.Module, kind: str) -> None:
     """Raise where a store is not of this model and these data, or not complete."""
     header = store.header
     if header.weights != weights_digest(model):
-        raise MismatchError(f"sums: {store.folder} is a store of other weights, {header.weights[:12]}")
+        raise MismatchError(f"sums: {store.folder} is a store of other weights, with fingerprint {header.weights[:12]}")
     if not task.is_data(header.data) or header.samples != task.rows.samples:
-        raise MismatchError(f"sums: {store.folder} is a store of other training data")
+        sizes = "" if header.samples == task.rows.samples else f", {header.samples} samples and not {task.rows.samples}"
+        raise MismatchError(f"sums: {store.folder} is a store of other training data{sizes}")
     if header.fisher != kind:
         raise MismatchError(f"sums: {store.folder} holds sums of the kind {header.fisher}; the method asks for {kind}")
     if not header.complete:

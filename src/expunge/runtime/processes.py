@@ -20,6 +20,7 @@ import torch
 import torch.distributed as distributed
 
 from expunge.errors import ExpungeError, InputError, MismatchError
+from expunge.storage.documents import fingerprinted
 
 PATIENCE = 300.0  # seconds to wait for other processes
 RECORD, UNIT = "\x1e", "\x1f"  # ASCII's separators
@@ -283,8 +284,15 @@ def _compare(described: list[dict[str, str]]) -> None:
         values = [own.get(name, "none") for own in described]
         other = next((number for number, value in enumerate(values) if value != values[0]), None)
         if other is not None:
-            short = [value if len(value) <= 100 else f"{value[:100]}..." for value in (values[0], values[other])]
-            raise MismatchError(f"all processes must have the same {name}; found {short[0]} on rank 0 and {short[1]} on rank {other}")
+            first, second = _shortened(fingerprinted(values[0]), fingerprinted(values[other]))
+            raise MismatchError(f"all processes must have the same {name}; found {first} on rank 0 and {second} on rank {other}")
+
+
+def _shortened(first: str, second: str) -> list[str]:
+    """Two values that differ, at most 100 characters of each: where these begin alike, from shortly before the difference on."""
+    start = max(0, len(os.path.commonprefix([first, second])) - 20) if len(max(first, second, key=len)) > 100 else 0
+    parts = [("..." if start else "") + value[start:] for value in (first, second)]
+    return [part if len(part) <= 100 else f"{part[:100]}..." for part in parts]
 
 
 def _together() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ DEPTH = 32
 TOO_DEEP = f"JSON must not be nested deeper than {DEPTH}"
 WHOLE = 2**64  # whole numbers are smaller than this: digests and seeds are
 DIGITS = 20  # of such a number
+DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b")  # SHA-256
 
 
 def read_plain(path: str | os.PathLike[str], largest: int) -> bytes:
@@ -54,6 +56,11 @@ def parse_json(content: bytes | str, largest: int = LARGEST) -> Any:
         raise ValueError(TOO_DEEP) from None
     _check(value)
     return value
+
+
+def fingerprinted(text: str) -> str:
+    """With the first digits of a digest, called a fingerprint, in place of the whole digest."""
+    return DIGEST.sub(r"fingerprint \1", text)
 
 
 def excerpt(value: object, length: int = 160) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from expunge.errors import InputError, MismatchError
-from expunge.storage.documents import excerpt, named_number, read_json
+from expunge.storage.documents import excerpt, fingerprinted, named_number, read_json
 from expunge.storage.files import write_json
 from expunge.storage.locks import try_lock, try_lock_and_remove
 from expunge.storage.tensors import load_tensors, open_tensors, save_tensors
@@ -96,8 +96,8 @@ class FoldedChunks:
             raise InputError("keep", f"must be the folder of a pass ({excerpt(str(error))})", os.fspath(path)) from error
         for name in dict.fromkeys([*listing, *there]):
             if there.get(name) != listing.get(name):
-                values = f"{excerpt(there.get(name), 80)} there and {excerpt(listing.get(name), 80)} here"
-                raise MismatchError(f"keep: {self.folder} belongs to a pass with another {name}: {values}")
+                kept, own = (excerpt(fingerprinted(str(values.get(name))), 80) for values in (there, listing))
+                raise MismatchError(f"keep: {self.folder} belongs to a pass with another {name}: {kept} there and {own} here")
 
     def added(self) -> int:
         """The number of chunks that are in the totals."""

@@ -176,7 +176,7 @@ def _described(model: nn.Module, tuning: Tuning, plan: Sequence[Sequence[Any]], 
     phases = {id(phase.batches): phase for parts in plan for phase in parts}.values()
     if any(phase.loss is not None and not phase.mean for phase in phases):
         raise InputError("method", "must have a loss that is a mean over the samples of a batch to be shared by processes", "another loss")
-    samples = " ".join(_samples(phase.batches, phase.argument) for phase in phases)
+    samples = "; ".join(_samples(phase.batches, phase.argument) for phase in phases)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     parameters = f"{len(trained)} ({hashlib.sha256(' '.join(trained).encode()).hexdigest()[:8]})"
     return {"weights": weights_digest(model), "trained parameters": parameters, "epochs done": str(done), "samples": samples, **settings}
@@ -188,6 +188,6 @@ def _samples(batches: Batches, argument: str) -> str:
     if dataset is None:
         digest = hashlib.sha256()
         add_batch(digest, next(iter(batches)))
-        return digest.hexdigest()
+        return f"batches, the first with {digest.hexdigest()}"
     size = size_of(dataset)
-    return "" if isinstance(dataset, IterableDataset) or not size else fingerprint(dataset, size, argument)
+    return "" if isinstance(dataset, IterableDataset) or not size else f"{size} with {fingerprint(dataset, size, argument)}"
