@@ -5,8 +5,11 @@ import threading
 import time
 
 import pytest
+import torch
 import torch.distributed as distributed
+from torch.utils.data import TensorDataset
 
+from expunge import fisher
 from expunge.errors import InputError
 from expunge.runtime import processes
 
@@ -17,6 +20,7 @@ def started(monkeypatch):
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         port = place.getsockname()[1]
+    processes._warn_of_others.cache_clear()
 
     def start(rank, size):
         for name, value in {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
@@ -36,6 +40,24 @@ def test_the_group_is_left_at_the_end(started):
     with processes.of_torchrun(), processes.of_torchrun():  # the inner one changes nothing
         assert distributed.is_initialized() and (processes.rank(), processes.world_size()) == (0, 1)
     assert not distributed.is_initialized()
+
+
+def test_processes_that_form_no_group_are_warned_once(started):
+    data = TensorDataset(torch.randn(6, 4), torch.tensor([0, 1, 2] * 2))
+    calls = [lambda: fisher.by_chunks(torch.nn.Linear(4, 3), data), lambda: fisher.diagonal(torch.nn.Linear(4, 3), data).all_reduce()]
+    for number, call in enumerate(calls, start=2):
+        started(0, number)
+        with pytest.warns(UserWarning, match=f"torchrun started {number} processes, but they form no process group") as caught:
+            assert call().count == call().count == 6
+        assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_one_process_of_torchrun_and_a_folder_that_all_see_need_no_group(started, tmp_path):
+    data = TensorDataset(torch.randn(6, 4), torch.tensor([0, 1, 2] * 2))
+    started(0, 1)
+    fisher.by_chunks(torch.nn.Linear(4, 3), data)
+    started(0, 4)
+    fisher.by_chunks(torch.nn.Linear(4, 3), data, keep=tmp_path / "pass")
 
 
 @pytest.mark.parametrize("rank, size", [(2, 2), ("a", 2), (0, "x"), (-1, 2)])

@@ -43,7 +43,7 @@ def fold(
     nothing but the chunk. It runs with `cpu_threads` threads, since torch's sums on a CPU change their last bits with their number.
     `keep` is a folder that all processes see; with None it is a temporary one (one machine), or none where a process is alone.
     """
-    if keep is None and processes.world_size() == 1:
+    if keep is None and processes.is_alone():
         yield fold_alone(prepare, work, cpu_threads=cpu_threads, title=title, progress=progress)
         return
     prepared: list[Chunks] = []

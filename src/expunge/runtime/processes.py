@@ -6,10 +6,12 @@ and on nccl they need a GPU.
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -20,6 +22,7 @@ import torch
 import torch.distributed as distributed
 
 from expunge.errors import ExpungeError, InputError, MismatchError
+from expunge.runtime.callers import level_of_caller
 from expunge.storage.documents import fingerprinted
 
 PATIENCE = 300.0  # seconds to wait for other processes
@@ -70,6 +73,20 @@ def rank() -> int:
 def world_size() -> int:
     """The number of processes of the default group; 1 where there is none."""
     return distributed.get_world_size() if _together() else 1
+
+
+def is_alone() -> bool:
+    """Whether this process does all of the work; warns, once, where torchrun has started several that form no group."""
+    size = os.environ.get("WORLD_SIZE", "")
+    if _started_by_torchrun() and not _together() and size.isdecimal() and int(size) > 1:
+        _warn_of_others(size)
+    return world_size() == 1
+
+
+@functools.cache  # once in a process
+def _warn_of_others(size: str) -> None:
+    told = f"torchrun started {size} processes, but they form no process group: each of them does all of the work by itself"
+    warnings.warn(f"{told}; call torch.distributed.init_process_group() before", UserWarning, stacklevel=level_of_caller())
 
 
 def here() -> str:

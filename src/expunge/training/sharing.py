@@ -55,7 +55,7 @@ def shared(patience: float = processes.PATIENCE) -> Iterator[None]:
 
 
 def is_shared() -> bool:
-    return bool(_patience) and processes.world_size() > 1
+    return bool(_patience) and not processes.is_alone()
 
 
 class Share:
