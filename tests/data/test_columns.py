@@ -43,7 +43,6 @@ def test_nothing_is_copied_of_arrays_that_can_be_shared():
     "data",
     [
         [IMAGES, LABELS],  # a list is one of batches
-        (IMAGES, LABELS[:5]),
         ((IMAGES, LABELS), (IMAGES, LABELS)),
         (IMAGES,),
         (IMAGES, torch.tensor(3)),
@@ -54,9 +53,21 @@ def test_other_data_stay_as_they_are(data):
     assert as_dataset(data, "data") is data
 
 
+def test_columns_of_several_lengths_are_refused_with_these():
+    rule = r"the entries of a tuple \(inputs, labels\) must have one length, that of all samples; give batches as a list; found"
+    for data, lengths in {
+        (IMAGES, LABELS[:5]): f"{len(IMAGES)}, 5",
+        (IMAGES, LABELS, LABELS[:0]): f"{len(IMAGES)}, {len(LABELS)}, 0",
+    }.items():
+        with pytest.raises(InputError, match=f"^forget: {rule} lengths of {lengths}$"):
+            unlearn(cases.model(), data, cases.remain())
+    with pytest.raises(InputError, match=f"^batches: {rule}"):
+        fisher.diagonal(cases.model(), (IMAGES.numpy(), LABELS[:5].numpy()))
+
+
 def test_what_is_no_dataset_is_named_with_what_to_do():
     message = r"^forget: a batch must be \(inputs, targets\) or a mapping .*; give all samples at once as a tuple \(inputs, labels\)"
-    for data in ([IMAGES, LABELS], IMAGES, IMAGES.numpy(), (IMAGES, LABELS[:5])):
+    for data in ([IMAGES, LABELS], IMAGES, IMAGES.numpy(), (IMAGES, torch.tensor(3))):
         with pytest.raises(InputError, match=message):
             unlearn(cases.model(), data, cases.remain())
     for rows in ([5, 17], torch.tensor([5, 17]), numpy.array([5, 17]), torch.ones(8, dtype=torch.bool), range(3)):

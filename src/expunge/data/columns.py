@@ -15,12 +15,17 @@ from expunge.errors import InputError
 def as_dataset(data: Any, argument: str) -> Any:
     """A tuple of tensors or NumPy arrays of one length is read as the columns of a dataset; all other data are returned as they are.
 
-    A list is a list of batches, and so is a tuple of anything else.
+    A list is a list of batches, and so is a tuple of anything else. Columns of several lengths raise InputError.
     """
     if type(data) is not tuple or len(data) < 2 or not all(isinstance(column, (Tensor, numpy.ndarray)) for column in data):
         return data
-    lengths = [column.shape[0] if column.ndim else 0 for column in data]
-    if len({*lengths}) > 1 or not lengths[0]:
+    if not all(column.ndim for column in data):
+        return data
+    lengths = [len(column) for column in data]
+    if len({*lengths}) > 1:
+        rule = "the entries of a tuple (inputs, labels) must have one length, that of all samples; give batches as a list"
+        raise InputError(argument, rule, f"lengths of {', '.join(map(str, lengths))}")
+    if not lengths[0]:
         return data
     return TensorDataset(*(_tensor(column, argument) for column in data))
 
