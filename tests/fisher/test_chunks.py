@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from expunge import fisher
 from expunge.data.tokens import TOKENS
 from expunge.errors import InputError, MismatchError
-from expunge.fisher import FisherSums
+from expunge.fisher import FisherSums, chunks
 from expunge.runtime.processes import MissingProcessError
 from expunge.storage.locks import try_lock
 from tests import reference
@@ -105,6 +107,19 @@ class Stopping(Dataset):
         if self.read > self.limit:
             raise KeyboardInterrupt
         return self.data[rows]
+
+
+def test_the_settings_are_in_the_signature_and_those_of_by_group():
+    ours, of_groups, of_diagonal = (inspect.signature(call).parameters for call in (fisher.by_chunks, fisher.by_group, fisher.diagonal))
+    assert {**ours} == {name: parameter for name, parameter in of_groups.items() if name != "groups"}
+    settings = [parameter for parameter in of_diagonal.values() if parameter.kind is parameter.KEYWORD_ONLY]
+    assert settings and all(ours[setting.name] == setting for setting in settings)
+
+
+def test_every_setting_is_passed_on(monkeypatch):
+    given = {name: object() for name, one in inspect.signature(fisher.by_chunks).parameters.items() if one.kind is one.KEYWORD_ONLY}
+    monkeypatch.setattr(chunks, "by_group", lambda model, data, groups, **settings: {"all": (model, data, groups, settings)})
+    assert fisher.by_chunks("model", "data", **given) == ("model", "data", None, given)
 
 
 def test_a_stopped_pass_goes_on(tmp_path):

@@ -30,7 +30,22 @@ from expunge.storage.tensors import weights_digest
 from expunge.validate import check_choice, check_positive, check_whole
 
 
-def by_chunks(model: nn.Module, data: Data, **settings: Any) -> FisherSums:
+def by_chunks(
+    model: nn.Module,
+    data: Data,
+    *,
+    kind: str = "empirical",
+    objective: Objective | None = None,
+    parameters: Iterable[str] | None = None,
+    draws: int = 1,
+    seed: int = 0,
+    batch_size: int = 128,
+    batches_per_chunk: int = BATCHES,
+    keep: str | os.PathLike[str] | None = None,
+    threads: int = 1,
+    patience: float = PATIENCE,
+    progress: bool | None = None,
+) -> FisherSums:
     """`fisher.diagonal` over chunks of the data, shared by all processes of a torchrun; on each of them the sums of all data.
 
     On one type of machine the sums are the same bits for any number of processes, and whether or not the pass was stopped: a chunk is
@@ -45,7 +60,22 @@ def by_chunks(model: nn.Module, data: Data, **settings: Any) -> FisherSums:
     Processes with other weights, data or settings raise MismatchError on all of them; one that does not come, or finishes nothing, within
     `patience` seconds raises MissingProcessError.
     """
-    (sums,) = by_group(model, data, None, **settings).values()
+    (sums,) = by_group(
+        model,
+        data,
+        None,
+        kind=kind,
+        objective=objective,
+        parameters=parameters,
+        draws=draws,
+        seed=seed,
+        batch_size=batch_size,
+        batches_per_chunk=batches_per_chunk,
+        keep=keep,
+        threads=threads,
+        patience=patience,
+        progress=progress,
+    ).values()
     return sums
 
 
