@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from expunge.data.objective import Objective
 from expunge.errors import InputError, ModelError
-from expunge.fisher import diagonal
+from expunge.fisher import diagonal, plan
 from tests import reference
 from tests.fisher.patterns import (
     Encoder,
@@ -288,3 +288,43 @@ def test_writes_to_a_slice_of_a_thin_image():
     torch.manual_seed(0)
     x = torch.randn(4, 4, 4, 2).double().contiguous(memory_format=torch.channels_last)
     check(WrittenSlice().to(memory_format=torch.channels_last), [(x, labels(4))])
+
+
+class Squeezed(nn.Module):
+    """Also of the dimension of the samples, where there is but one."""
+
+    def __init__(self, outputs: int, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.head, self.norm = nn.Linear(5, outputs), norm or nn.Identity()
+
+    def forward(self, x):
+        return self.norm(self.head(x[:, None]).squeeze())
+
+
+NORM = nn.BatchNorm1d(K, affine=False)
+ALONE = "two samples are taken, but not one alone: squeeze"
+SQUEEZED = {
+    "class logits": (
+        Squeezed(K),
+        Objective(),
+        ModelError,
+        rf"alone it has shape \({K},\), beside another \(1, {K}\); squeeze\(\), say, drops",
+    ),
+    "numbers": (
+        Squeezed(1),
+        Objective(losses=lambda z, y: (z - y) ** 2),
+        InputError,
+        rf"^objective.outputs: .*; {ALONE}.*; found a single number",
+    ),
+    "a norm": (Squeezed(K, NORM), Objective(), InputError, rf"^batch(es)?: must be what the model .* raised .*; {ALONE}"),
+}
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_a_squeeze_of_the_samples_is_named_without_a_warning_of_another_reason(name, recwarn):
+    model, objective, error, told = SQUEEZED[name]
+    batch = torch.randn(6, 5), labels(6)
+    for call in (lambda: diagonal(model, [batch], objective=objective), lambda: plan(model, batch, objective=objective)):
+        with pytest.raises(error, match=told):
+            call()
+    assert not recwarn.list

@@ -33,6 +33,7 @@ COUPLED = (
     "the model's output for a sample changes with the rest of its batch, or from call to call, in eval mode, so gradients "
     "of single samples do not exist (batch statistics, functional dropout, or the sample dimension not first)"
 )
+DROPPED = "squeeze(), say, drops the dimension of a single sample; name another, as in squeeze(1)"
 NOT_FINITE = "the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity"
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
 PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
@@ -105,6 +106,7 @@ def survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch: Batc
     except InputError:
         with torch.enable_grad():
             objective.logits(model, fresh(probe))  # raises the same, if that is not for being watched
+        _alone(model, probe, 0, objective)
         return Plan(looped=list(parameters), reasons=dict.fromkeys(parameters, "its operations cannot be watched (nested tensors, say)"))
     try:
         twin = copied(model).double()
@@ -243,10 +245,12 @@ def _defined(
     totals, outputs = {name: wide(torch.zeros_like(value)) for name, value in parameters.items()}, []
     for index in range(PROBE):
         one = slice(index, index + 1)
-        with torch.enable_grad():
-            alone = objective.logits(model, fresh(take(probe, one)))
+        alone = _alone(model, probe, index, objective)
         if not is_usable(alone):
             raise ModelError(NOT_FINITE)
+        if alone.dim() < together.dim():
+            shapes = f"alone it has shape {tuple(alone.shape)}, beside another {tuple(together[one].shape)}"
+            raise ModelError(f"the model's output for a sample changes with the rest of its batch: {shapes}; {DROPPED}")
         if not _alike(together[one], alone):
             with torch.enable_grad():
                 unwatched = objective.logits(model, fresh(probe))[one]
@@ -254,6 +258,16 @@ def _defined(
         add_single(totals, parameters, alone, [cotangent[one]])
         outputs.append(alone.detach())
     return totals, torch.cat(outputs)
+
+
+def _alone(model: nn.Module, probe: Batch, index: int, objective: Objective) -> Tensor:
+    """The logits of one sample of the probe, which as a whole gives some."""
+    try:
+        with torch.enable_grad():
+            return objective.logits(model, fresh(take(probe, slice(index, index + 1))))
+    except InputError as error:
+        rule = f"{error.rule}; two samples are taken, but not one alone: {DROPPED}"
+        raise InputError(error.argument, rule, error.found) from error.__cause__ or error
 
 
 def _alike(logits: Tensor, reference: Tensor) -> bool:
