@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from expunge import fisher
 from expunge.errors import InputError, SlowFisherWarning
@@ -97,6 +97,15 @@ def test_rows_chosen_by_content_are_named():
     assert plan["layer.weight"].way != "closed form"
     assert plan["layer.weight"].reason == "used on rows chosen by their content"
     assert plan.slow == 1
+
+
+def test_data_of_several_batches_are_refused_with_how_to_take_one():
+    data = TensorDataset(*batch(9))
+    first = next(iter(DataLoader(data, 8)))  # as the error says: a list of tensors
+    assert fisher.plan(Gated(), first).named("idle") == ["never.weight", "never.bias"]
+    for several in (data, DataLoader(data, 8), [batch(), batch()], [batch()]):
+        with pytest.raises(InputError, match=rf"^batch: must be one batch: next\(iter\(loader\)\) .*; found {type(several).__name__}$"):
+            fisher.plan(Gated(), several)
 
 
 def test_needs_two_samples_and_known_names():
