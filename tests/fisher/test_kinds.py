@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from benchmarks import sampled_error
 from expunge.errors import InputError, ModelError
-from expunge.fisher import diagonal
+from expunge.fisher import by_chunks, diagonal, sharded_diagonal
 from expunge.fisher.kinds import expected, sampled, uniform_noise
 from tests import reference
 
@@ -101,6 +102,14 @@ def test_own_distribution_needs_one_row_of_logits_a_sample():
             diagonal(model, [batch], kind=kind)
     with pytest.raises(InputError, match="draws: must be a whole number of at least 1; found 0"):
         diagonal(model, [batch], kind="sampled", draws=0)
+
+
+def test_draws_of_a_kind_that_does_not_draw_are_refused():
+    model, batch = nn.Linear(5, 3), (torch.randn(4, 5), torch.zeros(4, dtype=torch.int64))
+    for kind, call in itertools.product(("empirical", "expected", "batch"), (diagonal, by_chunks, sharded_diagonal)):
+        if (kind, call) != ("batch", sharded_diagonal):  # a kind that it does not have
+            with pytest.raises(InputError, match=f'draws: must be 1 unless the kind is "sampled", .*; found 3 with the kind "{kind}"'):
+                call(model, [batch], kind=kind, draws=3)
 
 
 @pytest.fixture(scope="module")

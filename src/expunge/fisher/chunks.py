@@ -18,7 +18,7 @@ from expunge.data.objective import Objective, check_objective
 from expunge.errors import naming
 from expunge.fisher import kinds
 from expunge.fisher.borrowing import wanted_parameters
-from expunge.fisher.engine import KINDS, MAX_DRAWS, summed
+from expunge.fisher.engine import KINDS, summed
 from expunge.fisher.lending import LentPlan, UnfitError, lent_plan
 from expunge.fisher.naming import listed, objective_name
 from expunge.fisher.sums import FisherSums
@@ -150,7 +150,7 @@ class Pass:
     def _prepare(self) -> tuple[Chunks, Mapping[str, str]]:
         """Checks what it is given, so that an error on one process is told to all."""
         check_choice("kind", self.kind, KINDS)
-        check_whole("draws", self.draws, minimum=1, maximum=MAX_DRAWS)
+        kinds.check_draws(self.kind, self.draws)
         check_whole("seed", self.seed, minimum=0)
         check_whole("threads", self.threads, minimum=1, maximum=1024)
         check_objective(self.objective)

@@ -22,7 +22,6 @@ from expunge.storage.digests import digest_beside
 from expunge.validate import check_choice, check_whole
 
 KINDS = ("empirical", "expected", "sampled", "batch")
-MAX_DRAWS = 10**6  # per sample: all are drawn at once
 
 
 def diagonal(
@@ -55,7 +54,7 @@ def diagonal(
     left as they were.
     """
     check_choice("kind", kind, KINDS)
-    check_whole("draws", draws, minimum=1, maximum=MAX_DRAWS)
+    kinds.check_draws(kind, draws)
     check_whole("seed", seed, minimum=0)
     objective = Objective() if objective is None else objective
     check_objective(objective)

@@ -26,11 +26,13 @@ from expunge.data.objective import Objective
 from expunge.data.tokens import of_tokens
 from expunge.errors import InputError, ModelError
 from expunge.fisher import token_kinds
+from expunge.validate import check_whole
 
 NO_GRADIENT = (
     "the model's output must have a gradient by its parameters; found none (a forward pass under torch.no_grad or torch.inference_mode, "
     "or an output that is detached, as that of argmax is)"
 )
+MAX_DRAWS = 10**6  # per sample: all are drawn at once
 Cotangents = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]  # (logits, targets, noise) -> one (N, ...) tensor per pass
 
 
@@ -52,6 +54,13 @@ def check_distribution(kind: str, objective: Objective) -> None:
     """All kinds but "empirical" do not ask the losses, but take the softmax of the logits for the model's own distribution."""
     if kind != "empirical" and not (of_tokens(objective) and kind != "batch"):
         check_class_logits(objective, f'the kind "{kind}" (unlike "empirical") needs')
+
+
+def check_draws(kind: str, draws: int) -> None:
+    """Settings that would be ignored are refused."""
+    check_whole("draws", draws, minimum=1, maximum=MAX_DRAWS)
+    if draws != 1 and kind != "sampled":
+        raise InputError("draws", 'must be 1 unless the kind is "sampled", the only one that draws', f'{draws} with the kind "{kind}"')
 
 
 def of_kind(kind: str, objective: Objective) -> Cotangents:

@@ -70,7 +70,7 @@ def sharded_diagonal(
         nonlocal named
         check_module(model)
         check_choice("kind", kind, KINDS)
-        check_whole("draws", draws, minimum=1)
+        kinds.check_draws(kind, draws)
         check_whole("seed", seed, minimum=0)
         check_objective(objective)
         kinds.check_distribution(kind, objective)
