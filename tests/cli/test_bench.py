@@ -53,13 +53,17 @@ def test_a_dry_run_tells_how_long_and_does_nothing(out, capsys, tmp_path):
     cells = tmp_path / "cells.json"
     asked = ["run", "table3", "--methods", "finetune", "--out", out, "--jobs", "1", "--dry-run", "--cells", str(cells)]
     written = told(capsys, *asked)
-    assert "train digits resnet8 poisoned 60 2 white train seed=1: " in written
-    assert "digits resnet8 poisoned n=60 trigger=2 value=white finetune seed=1: " in written
-    assert "1 networks and 2 of 2 cells to run: about " in written and "nothing alike" not in written
+    assert "would train digits resnet8 poisoned 60 2 white train seed=1: " in written
+    assert "would run digits resnet8 poisoned n=60 trigger=2 value=white finetune seed=1: " in written
+    assert "\n1 network would be trained, and 2 of 2 cells would run, in 1 process; 0 are done already\nthat takes about " in written
+    assert "unknown" not in written and written.endswith(f"\nnothing was run; without --dry-run the results are in {out}/smoke/\n")
     assert len(json.loads(cells.read_text())["tasks"]) == 2
     assert told(capsys, *asked) == written
-    unknown = told(capsys, "run", "table3", "--methods", "finetune", "--dry-run", "--out", str(tmp_path / "new"))
-    assert "? s" in unknown and "of which nothing alike has run yet" in unknown
+    done = told(capsys, "run", "table1", "--methods", "finetune", "--out", out, "--jobs", "1", "--dry-run")
+    assert done.startswith("0 of 2 cells would run, in 1 process; 2 are done already\nnothing was run; ")
+    unknown = told(capsys, "run", "table3", "--methods", "finetune", "--dry-run", "--out", f"{tmp_path / 'new'}//")
+    assert ": time unknown\n" in unknown and "\na time is unknown where nothing alike has run yet on such a device\n" in unknown
+    assert "about" not in unknown and unknown.endswith(f" in {tmp_path}/new/smoke/\n") and not (tmp_path / "new").exists()
 
 
 TAMPERED = [

@@ -97,6 +97,8 @@ def test_a_dry_run_writes_nothing(here, capsys):
     assert cli.main(["unlearn", *ASKED, "--forget", "label=2", "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert "forget: 30 of 120 samples" in told and "method: Choose(" in told and told.endswith("the result is in out/\n")
+    assert cli.main(["unlearn", *ASKED, "--forget", "label=2", "--dry-run", "--out", "out//"]) == 0
+    assert capsys.readouterr().out.endswith("the result is in out/\n")
     assert sorted(os.listdir(here)) == before
 
 

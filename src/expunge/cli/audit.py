@@ -13,7 +13,7 @@ from typing import Any, Literal
 from expunge.cli import audit_shadows
 from expunge.errors import ExpungeError, InputError, UncheckedWarning
 from expunge.runtime.exits import on_one_line, uninterrupted
-from expunge.storage.files import check_folder
+from expunge.storage.files import check_folder, shown_folder
 
 PARTS = "parts"  # in the folder: what is finished, by digest
 LOCK = "audit"
@@ -116,7 +116,7 @@ def run_audit(options: Audit) -> int:
         print(f"audit of {len(rows)} samples beside {counted(len(retrained), 'retrained network')}")
         if plan is not None:
             print(on_one_line(plan[1].cost()))
-        print(f"nothing was written; without --dry-run the result is in {options.out}/")
+        print(f"nothing was written; without --dry-run the result is in {shown_folder(options.out)}")
         return 0
     settings = Settings() if options.relearn else replace(Settings(), rounds=0)
     # For pictures as small as the digits threads only wait for each other.
@@ -152,7 +152,7 @@ def run_audit(options: Audit) -> int:
     for warning in noted:
         print(f"expunge: {warning.message}", file=sys.stderr, flush=True)
     print(found)
-    print(f"Report, page and a section for a model card: {options.out}/")
+    print(f"Report, page and a section for a model card: {shown_folder(options.out)}")
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from expunge.cli.running import jobs_for, run_shown
 from expunge.errors import InputError
 from expunge.runtime.exits import uninterrupted
-from expunge.storage.files import check_file, check_folder
+from expunge.storage.files import check_file, check_folder, shown_folder
 
 if TYPE_CHECKING:
     from expunge.experiments.planned_cells import Entry
@@ -83,7 +83,7 @@ def bench_command(
         on: processes of this machine, or the cells as tasks of a Ray cluster (RAY_ADDRESS, else this machine), which sees the folders.
         compile: Train networks through torch.compile: faster on a GPU, where many are to be trained.
         retrained: Train the networks to compare with. Without, cells use those that exist, and measures that need one may be missing.
-        dry_run: Print what would run, and for how long.
+        dry_run: Print what would run, and for how long; run nothing.
         cells: Write the cells to this file, for `python -m expunge.experiments.worker`.
         format: Of tables.
     """
@@ -156,7 +156,7 @@ def _list(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]]
         cells = {entry.cell.digest: entry.cell for entry in members}
         done = sum(place.done(cell) for cell in cells.values())
         print(f"{experiment.name:14} {experiment.title}: {done} of {len(cells)} cells done")
-    print(f"profile {profile.name}: {', '.join(profile.models)}, seeds {', '.join(map(str, profile.seeds))}; {place.folder}/")
+    print(f"profile {profile.name}: {', '.join(profile.models)}, seeds {', '.join(map(str, profile.seeds))}; {shown_folder(place.folder)}")
     return 0
 
 
@@ -188,7 +188,7 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
         _print_estimates(tasks, place, work.jobs)
         return 0
     missing = run_shown(work)
-    print(f"{len(tasks) - missing} of {len(tasks)} cells done; {place.folder}/")
+    print(f"{len(tasks) - missing} of {len(tasks)} cells done; {shown_folder(place.folder)}")
     if missing:
         print(f"expunge: {missing} of {len(tasks)} cells have no result: see above why", file=sys.stderr, flush=True)
     return 1 if missing else 0
@@ -197,28 +197,32 @@ def _run(options: Bench, profile: Profile, asked: dict[Experiment, list[Entry]])
 def _print_estimates(tasks: Sequence[Task], place: Place, jobs: int) -> None:
     from expunge.experiments.estimates import Estimates
     from expunge.experiments.runner import missing_networks
+    from expunge.runtime.display import counted
 
     open_tasks = [task for task in tasks if not place.done(task.cell)]
     estimates = Estimates.of(place)
     networks = missing_networks((task.cell for task in open_tasks), place.store)
     for spec in networks:
         data = " ".join(map(str, spec.data.values()))
-        print(f"train {spec.dataset} {spec.network} {data} seed={spec.seed}: {_time(estimates.network(spec))}")
+        print(f"would train {spec.dataset} {spec.network} {data} seed={spec.seed}: {_time(estimates.network(spec))}")
     for task in open_tasks:
-        print(f"{task.cell.label}: {_time(estimates.cell(task.cell))}")
+        print(f"would run {task.cell.label}: {_time(estimates.cell(task.cell))}")
     seconds = [*map(estimates.network, networks), *(estimates.cell(task.cell) for task in open_tasks)]
-    known = sum(estimate for estimate in seconds if estimate is not None)
-    unknown = sum(estimate is None for estimate in seconds)
-    print(
-        f"{len(networks)} networks and {len(open_tasks)} of {len(tasks)} cells to run: about {_time(known / jobs)} in {jobs} process"
-        + ("es" if jobs > 1 else "")
-        + (f", and {unknown} of which nothing alike has run yet" if unknown else "")
-    )
+    known = [estimate for estimate in seconds if estimate is not None]
+    unknown = len(seconds) - len(known)
+    trained = f"{counted(len(networks), 'network')} would be trained, and " if networks else ""
+    print(f"{trained}{len(open_tasks)} of {counted(len(tasks), 'cell')} would run, in {counted(jobs, 'process', 'processes')}; ", end="")
+    print(f"{len(tasks) - len(open_tasks)} are done already")
+    if known:
+        print(f"that takes about {_time(sum(known) / jobs)}" + (f" without the {unknown} of unknown time" if unknown else ""))
+    if unknown:
+        print("a time is unknown where nothing alike has run yet on such a device")
+    print(f"nothing was run; without --dry-run the results are in {shown_folder(place.folder)}")
 
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
-        return "? s"
+        return "time unknown"
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from expunge.cli.running import jobs_for, run_shown
 from expunge.runtime.exits import uninterrupted
-from expunge.storage.files import check_folder
+from expunge.storage.files import check_folder, shown_folder
 
 if TYPE_CHECKING:
     from expunge.experiments.comparison import Plan
@@ -97,5 +97,5 @@ def show(plan: Plan, settings: dict[str, Any], out: str, models: bool, jobs: int
             finally:  # saved also where nobody reads it
                 comparison_report.save(place, plan, results, settings, models, finished)
             saved = "Results, networks and a page" if models else "Results and a page"
-            print(f"{saved}: {out}/" + ("" if finished else f" ({len(results)} of {len(work.tasks)} done)"))
+            print(f"{saved}: {shown_folder(out)}" + ("" if finished else f" ({len(results)} of {len(work.tasks)} done)"))
     return 1 if missing else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from expunge.cli.bench import Bench
 from expunge.runtime.exits import uninterrupted
@@ -39,6 +40,6 @@ def run_bench_report(options: Bench) -> None:
     with uninterrupted():
         from expunge import report
 
-    page = f"{options.out}/{options.profile}.html"
+    page = str(Path(options.out) / f"{options.profile}.html")
     check_file("out", page)
-    print(report.write(f"{options.out}/{options.profile}", page))
+    print(report.write(str(Path(options.out) / options.profile), page))

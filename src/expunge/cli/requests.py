@@ -9,7 +9,7 @@ from typing import Any
 
 from expunge.errors import InputError
 from expunge.runtime.exits import on_one_line, uninterrupted
-from expunge.storage.files import check_file, check_folder
+from expunge.storage.files import check_file, check_folder, shown_folder
 
 
 @dataclass(frozen=True)
@@ -141,16 +141,18 @@ def run_unlearn(options: Unlearn) -> None:
         elif examine is not None:
             beside = counted(len(options.retrained), "retrained network") if options.retrained else "no retrained network: it cannot clear"
             print(f"audit: beside {beside}; its time is not in these numbers")
-        print(f"nothing was written; without --dry-run the result is in {options.out}/")
+        print(f"nothing was written; without --dry-run the result is in {shown_folder(options.out)}")
         return
     try:
         receipt = fulfil(request, say, progress, examine)
     except KeyboardInterrupt as stopped:
-        print(on_one_line(str(stopped)) or f"Nothing was changed in {options.out}/; the same command goes on.", file=sys.stderr)
+        print(
+            on_one_line(str(stopped)) or f"Nothing was changed in {shown_folder(options.out)}; the same command goes on.", file=sys.stderr
+        )
         raise
     print(f"request {receipt.number}: {receipt.forgotten} of {receipt.samples} samples forgotten, weights {receipt.weights_after[:16]}")
     audited = (receipt.measured.get("audit") or {}).get("verdict") is not None
-    print(f"Weights, patch, {'audit, ' if audited else ''}receipt and ledger: {options.out}/")
+    print(f"Weights, patch, {'audit, ' if audited else ''}receipt and ledger: {shown_folder(options.out)}")
     if log is not None:
         print(f"MLflow: run {log()}")
 

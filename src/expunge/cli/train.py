@@ -10,7 +10,7 @@ from typing import Literal
 
 from expunge.errors import InputError
 from expunge.runtime.exits import uninterrupted
-from expunge.storage.files import check_folder
+from expunge.storage.files import check_folder, shown_folder
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,15 @@ def run_train(options: Train) -> None:
                 noted=noted,
             )
     except KeyboardInterrupt:
-        print(f"The state after the last whole epoch is in {options.out}/; the same command goes on from there.", file=sys.stderr)
+        print(
+            f"The state after the last whole epoch is in {shown_folder(options.out)}; the same command goes on from there.", file=sys.stderr
+        )
         raise
     except OSError:  # such as a full disk at the very end: report what was trained
         print_results([trained for trained in latest.values() if trained.curve[-1].epoch == recipe.epochs])
         raise
     print_results(trained)
-    print(f"Weights, curves and settings: {options.out}/")
+    print(f"Weights, curves and settings: {shown_folder(options.out)}")
 
 
 @contextmanager

@@ -19,6 +19,11 @@ UNFINISHED = ".expunge-unfinished-"  # begins the name of a file that is being w
 MOMENT = 60.0  # seconds between a file's last byte and its renaming that no writer that lives takes
 
 
+def shown_folder(folder: str | os.PathLike[str]) -> str:
+    """A folder in a message, with one slash at its end, however it was typed."""
+    return f"{Path(folder)}/"
+
+
 def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
     """Before the work: whether results can be written into this folder, which need not be there yet."""
     if not os.fspath(path):

@@ -84,5 +84,5 @@ def lock_all(argument: str, folder: str | os.PathLike[str], names: Iterable[str]
         for name in names:
             if not stack.enter_context(try_lock(Path(folder) / "locks" / f"{name}.lock")):
                 rule = "must not be in use: another command is at work on it there"
-                raise InputError(argument, rule, f"{os.fspath(folder)}/{name}")
+                raise InputError(argument, rule, os.fspath(Path(folder) / name))
         yield
