@@ -39,6 +39,35 @@ for task in ("add", "weights", "order"):
 """
 
 
+STOPPING = """
+import sys, time
+import torch
+import torch.distributed as distributed
+from torch import nn
+
+from expunge.fisher import diagonal
+from expunge.runtime.processes import MissingProcessError
+
+distributed.init_process_group("gloo")
+torch.manual_seed(0)
+sums = diagonal(nn.Linear(4, 3), [(torch.ones(2, 4), torch.tensor([0, 1]))])
+if distributed.get_rank():  # it has come, and stops afterwards
+    distributed.all_reduce = lambda tensor: time.sleep(4 if sys.argv[1] == "hangs" else 0)
+began = time.monotonic()
+try:
+    sums.all_reduce(patience=1.5)
+except MissingProcessError as error:
+    print(error, time.monotonic() - began < 20)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how, told", [("hangs", "another process does not answer"), ("ends", "another process has ended")])
+def test_a_process_that_stops_while_sums_are_added_up_is_told(how, told, tmp_path):
+    first, second = processes.printed(processes.start(STOPPING, tmp_path, 2, how))
+    assert first.startswith(f"{told}; this one cannot go on") and first.endswith(" True\n") and not second
+
+
 def case(folder: Path) -> tuple[nn.Module, list[tuple[torch.Tensor, torch.Tensor]]]:
     with torch.random.fork_rng([]):
         torch.manual_seed(0)

@@ -107,7 +107,8 @@ class FisherSums:
         """The sums over all processes of the default group, each of which has computed its own share of the samples.
 
         Processes with sums of other weights, kinds, losses or parameters raise MismatchError on all of them, one that does not come
-        within `patience` seconds MissingProcessError.
+        within `patience` seconds MissingProcessError. So does one that ends, or stops, while the sums are added up; with nccl that limit
+        is the process group's own (`init_process_group(timeout=...)`, else 10 minutes), at which nccl may end this process.
         """
         import torch.distributed as distributed
 
@@ -118,7 +119,8 @@ class FisherSums:
         totals = list(self.sums.values())
         flat = torch.cat([*(total.reshape(-1) for total in totals), totals[0].new_tensor([self.count])])
         shared = flat.to(processes.device_of_group(flat.device))
-        distributed.all_reduce(shared)
+        with processes.collective((), patience):
+            distributed.all_reduce(shared)
         flat = shared.to(flat.device)
         parts = flat[:-1].split([total.numel() for total in totals])
         sums = {name: part.view(total.shape).clone() for (name, total), part in zip(self.sums.items(), parts, strict=True)}
