@@ -24,12 +24,13 @@ class Blocked(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Blocked())
 import expunge
+kernels = "expunge.fisher.closed_forms.cuda.", "expunge.training.fused."  # they need Triton, and are imported on CUDA alone
 for name in expunge.__all__:
     getattr(expunge, name)
 for module in pkgutil.walk_packages(expunge.__path__, "expunge."):
-    if not module.name.startswith("expunge.fisher.closed_forms.cuda."):  # they need Triton, and are imported on CUDA alone
+    if not module.name.startswith(kernels):
         importlib.import_module(module.name)
-assert not [name for name in sys.modules if name.startswith("expunge.fisher.closed_forms.cuda.")]
+assert not [name for name in sys.modules if name.startswith(kernels)]
 strangers = {{name.partition(".")[0] for name in sys.modules}} - allowed
 assert not strangers & {{"rich", "tyro", "matplotlib", "safetensors", "sklearn", "scipy"}}, strangers
 """

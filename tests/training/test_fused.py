@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 from expunge.training import fused
 from expunge.training.schedules import Constant
@@ -190,6 +191,26 @@ def test_the_training_loop_takes_the_kernels_and_trains_as_without(monkeypatch):
     assert ours == pytest.approx(plain, rel=0.05)
 
 
+def changed_blocks() -> Iterator[nn.Module]:
+    block = DenseNet((2,), 4).blocks[0]
+    yield from (copy.deepcopy(block) for _ in range(5))
+    yield Inception(8, Widths(4, 6, 8, 4, 4, 5))
+
+
+def test_a_block_that_was_changed_is_not_one_operation():
+    first, second, third, fourth, fifth, unit = changed_blocks()
+    x = torch.randn(2, 8, 4, 4)
+    first[0].conv1 = nn.Conv2d(8, 16, 1)  # with a bias
+    second[1].conv2 = nn.Conv2d(16, 4, 3, padding=2, dilation=2, bias=False)
+    third[0].norm2.eval()
+    torch.nn.utils.parametrizations.weight_norm(fourth[0].conv2)
+    prune.l1_unstructured(fifth[1].conv1, "weight", 0.5)
+    with on_the_cpu() as used, fused.fused():
+        assert not any(fused.takes_all(block, x, biased=False) for block in (first, second, third, fourth, fifth, unit))
+        assert fused.takes_all(DenseNet((2,), 4).blocks[0], x, biased=False) and fused.takes_all(unit, x, biased=True)
+    assert used == {"kernels"}
+
+
 @pytest.mark.parametrize("name", ["residual", "bottleneck", "biased convolutions", "inception", "dense"])
 def test_elsewhere_the_plain_operations_run(name):
     model, x = built(name)
@@ -197,6 +218,17 @@ def test_elsewhere_the_plain_operations_run(name):
         assert not fused._takes(x)
         inside = model(x)
     assert torch.equal(inside, model(x))
+
+
+def test_the_kernels_do_not_pass_hooks_by():
+    def conv() -> nn.Module:
+        return nn.Conv2d(2, 3, 1)
+
+    hooked = conv()
+    hooked.register_forward_hook(lambda module, inputs, output: None)
+    changed = prune.l1_unstructured(conv(), "weight", 0.5), nn.utils.spectral_norm(conv()), hooked
+    assert not any(fused._is_plain(module, nn.Conv2d) for module in changed)
+    assert fused._is_plain(conv(), nn.Conv2d)
 
 
 def test_a_bias_before_a_norm_is_added_where_the_kernels_are_not():

@@ -14,7 +14,7 @@ from expunge.training.fused import Branches, Unit, pooling
 from expunge.training.fused.kernels import Norm
 from expunge.training.fused.norms import backward, images, normed, rows
 
-Taken = tuple[Tensor, Tensor, Tensor, Tensor]  # of a unit, for its gradient: what the norm read, its statistics, what it wrote
+Taken = tuple[Tensor, Tensor, Tensor, Tensor]  # of a unit, for its gradient: what the norm read, its mean and variance, what it wrote
 
 
 def unit(branches: Branches, x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class _Inception(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, branches: Branches, *parameters: Tensor) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
-        flat, taken = rows(x), {}
+        flat, taken = rows(x), dict[Unit, Taken]()
         one, (three_in, three), (five_in, five, five_out), pooled = branches
         first = one, three_in, five_in
         outputs = one, three, five_out, pooled

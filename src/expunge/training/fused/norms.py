@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from expunge.training.fused import kernels
+from expunge.training.fused import CHANNELS, kernels
 from expunge.training.fused.kernels import Norm, Running, Slopes
 
-GROUPS = 256  # of channels of a norm at most
 _finished: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
@@ -34,7 +33,7 @@ def empty_like(images: Tensor) -> Tensor:
 def finished(norm: nn.Module, device: torch.device) -> Tensor:
     """A norm's own counters: networks that train side by side must not share them."""
     if norm not in _finished or _finished[norm].device != device:
-        _finished[norm] = torch.zeros(GROUPS, dtype=torch.int32, device=device)
+        _finished[norm] = torch.zeros(CHANNELS, dtype=torch.int32, device=device)
     return _finished[norm]
 
 

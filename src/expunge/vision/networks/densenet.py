@@ -38,9 +38,9 @@ class DenseBlock(nn.Sequential):
     """Dense layers one after the other."""
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = [layer.parts for layer in self if isinstance(layer, DenseLayer)]
-        norms = (norm for layer in layers for norm in (layer.norm1, layer.norm2))
-        return fused.dense_block(layers, x) if fused.takes_all(norms, x) else super().forward(x)
+        if not fused.takes_all(self, x, biased=False):
+            return super().forward(x)
+        return fused.dense_block([layer.parts for layer in self if isinstance(layer, DenseLayer)], x)
 
 
 class Transition(nn.Module):

@@ -74,12 +74,15 @@ class Inception(nn.Module):
         self.pooled = Unit(inputs, widths.pooled, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        one, three, five, pooled = ([unit.parts for unit in path.modules() if isinstance(unit, Unit)] for path in self.children())
-        branches = fused.Branches(one[0], (three[0], three[1]), (five[0], five[1], five[2]), pooled[0])
-        if fused.takes_all((unit.norm for unit in branches.units), x):
-            return fused.inception_unit(branches, x)
+        if fused.takes_all(self, x, biased=True):
+            return fused.inception_unit(self.branches, x)
         pooled = self.pooled(max_pool(x, stride=1))
         return torch.cat([self.one(x), self.three(x), self.five(x), pooled], 1)
+
+    @property
+    def branches(self) -> fused.Branches:
+        one, three, five, pooled = ([unit.parts for unit in path.modules() if isinstance(unit, Unit)] for path in self.children())
+        return fused.Branches(one[0], (three[0], three[1]), (five[0], five[1], five[2]), pooled[0])
 
 
 class GoogLeNet(nn.Module):
