@@ -14,11 +14,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from expunge.training import fused
 from expunge.training.loop import train
 from expunge.training.schedules import Constant
 from expunge.training.side_by_side import Training, train_together
@@ -84,6 +86,11 @@ def ours(name: str, images: Images, device: str, rounds: int, precision: str, co
     return clock.epochs[1:]
 
 
+def without_kernels(name: str, images: Images, device: str, rounds: int) -> list[float]:
+    with patch.object(fused, "_takes", lambda x: False):
+        return ours(name, images, device, rounds, "bfloat16")
+
+
 def loader_loop(name: str, images: Images, device: str, workers: int, share: float) -> float:
     """The same recipe as most programs have it: float32 images on the CPU, a DataLoader, one step after the other."""
     rows = torch.arange(int(share * len(images)))
@@ -126,6 +133,7 @@ def measured(name: str, options: argparse.Namespace, images: Images) -> dict[str
     variants: dict[str, Callable[[], list[float]]] = {
         "float32": lambda: ours(name, images, options.device, options.rounds, "float32"),
         "bfloat16": lambda: ours(name, images, options.device, options.rounds, "bfloat16"),
+        "bfloat16, without our kernels": lambda: without_kernels(name, images, options.device, options.rounds),
         "DataLoader, float32, eager": lambda: [loader_loop(name, images, options.device, options.workers, options.loader_share)],
     }
     if options.compile:
