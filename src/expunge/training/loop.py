@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from expunge.data.batches import Batches, Data, Rows, as_batches, device_of, to_device
 from expunge.data.calling import RAW, not_about_inputs, unusable
-from expunge.data.objective import Batch, Objective, check_objective
+from expunge.data.objective import Batch, Objective, check_objective, model_outputs
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened, sparse_tables
 from expunge.model.copying import unwrapped
@@ -303,7 +303,7 @@ class _Update:
         self._graphed.clear()
 
     def _from_rows(self, phase: Phase, rows: Rows, chosen: Tensor) -> Tensor:
-        with fused():
+        with fused(self.objective.outputs is model_outputs):  # others may differentiate twice, or call the model in their own way
             return self(phase, to_device(rows.read(chosen), chosen.device), self.objective.losses)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from expunge.training.fused import Layer, kernels
@@ -19,11 +19,11 @@ from expunge.training.fused.kernels import Norm, Slopes
 from expunge.training.fused.norms import backward, finished, images, normed, rows, running
 
 ALIGNED = 16  # channels: what convolutions and matmuls take without copying
+SAVED = 11  # tensors of a layer
 
 
 def block(layers: Sequence[Layer], x: Tensor) -> Tensor:
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    return _Block.apply(x.to(dtype), layers, *(parameter for layer in layers for parameter in layer.parameters))
+    return _Block.apply(x, layers, *(parameter for layer in layers for parameter in layer.parameters))
 
 
 def aligned(channels: int) -> int:
@@ -40,12 +40,12 @@ class _Block(torch.autograd.Function):
         everything = new((count, aligned(total)))
         mean, variance = new((2, total), dtype=torch.float32)
         kernels.statistics(rows(x), mean[:first], variance[:first], finished(layers[0].norm1, x.device), everything)
-        saved: list[Tensor] = []
+        saved: list[Tensor] = []  # with γ and β, which may be another's than the module's at the backward pass
         ones, threes = _weights(layers, first, x)
         with torch.autocast("cuda", enabled=False):
             for number, layer in enumerate(layers):
                 wide = first + number * growth
-                known = _norm(layer.norm1, mean[:wide], variance[:wide])
+                known = Norm(mean[:wide], variance[:wide], layer.norm1.weight, layer.norm1.bias, layer.norm1.eps)
                 hidden, bottleneck = new((count, aligned(wide))), new((count, inner))
                 kernels.apply(everything, known, hidden, running(layer.norm1))
                 torch.mm(hidden, ones[number].t(), out=bottleneck)
@@ -54,8 +54,8 @@ class _Block(torch.autograd.Function):
                 added = torch.conv2d(images(opened, x), threes[number], None, 1, 1)
                 place = slice(wide, wide + growth)
                 kernels.statistics(rows(added), mean[place], variance[place], finished(layer.norm1, x.device), everything[:, place])
-                saved += [hidden, bottleneck, own.mean, own.variance, opened]
-        ctx.save_for_backward(everything, mean, variance, *saved, *ones, *threes)
+                saved += [hidden, known.weight, known.bias, bottleneck, *own[:4], opened, ones[number], threes[number]]
+        ctx.save_for_backward(everything, mean, variance, *saved)
         ctx.layers, ctx.shape = layers, x.shape
         return images(everything[:, :total], x)
 
@@ -63,8 +63,7 @@ class _Block(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         layers: Sequence[Layer] = ctx.layers
-        everything, mean, variance, *rest = ctx.saved_tensors
-        saved, ones, threes = rest[: 5 * len(layers)], rest[5 * len(layers) : 6 * len(layers)], rest[6 * len(layers) :]
+        everything, mean, variance, *saved = ctx.saved_tensors
         (count, _), first, growth = everything.shape, ctx.shape[1], layers[0].conv2.out_channels
         total = first + len(layers) * growth
         new = everything.new_empty
@@ -82,28 +81,29 @@ class _Block(torch.autograd.Function):
         with torch.autocast("cuda", enabled=False):
             for number in reversed(range(len(layers))):
                 layer, wide = layers[number], first + number * growth
-                hidden, bottleneck, own_mean, own_variance, opened = saved[5 * number : 5 * number + 5]
+                hidden, weight, bias, bottleneck, own_mean, own_variance, own_weight, own_bias, opened, one, three = saved[
+                    SAVED * number : SAVED * (number + 1)
+                ]
                 sent = images(complete(wide, wide + growth, aligned(growth)), gradient)
                 back, to_three, _ = torch.ops.aten.convolution_backward(
-                    sent, images(opened, gradient), threes[number], None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+                    sent, images(opened, gradient), three, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
                 )
-                norm2, of_bottleneck = _norm(layer.norm2, own_mean, own_variance), torch.empty_like(bottleneck)
+                of_bottleneck = torch.empty_like(bottleneck)
+                norm2 = Norm(own_mean, own_variance, own_weight, own_bias, layer.norm2.eps)
                 slopes2 = backward(layer.norm2, norm2, bottleneck, rows(back), of_bottleneck)
                 to_one = torch.mm(of_bottleneck.t(), hidden)
-                of_hidden = torch.mm(of_bottleneck, ones[number])
-                norm1 = _norm(layer.norm1, mean[:wide], variance[:wide])
-                slopes1 = Slopes(torch.empty_like(norm1.weight), torch.empty_like(norm1.bias), into, constant, linear)
+                of_hidden = torch.mm(of_bottleneck, one)
+                norm1 = Norm(mean[:wide], variance[:wide], weight, bias, layer.norm1.eps)
+                to_weight, to_bias = mean.new_empty((2, wide))
+                slopes1 = Slopes(to_weight, to_bias, into, constant, linear)
                 kernels.sums(everything, of_hidden, norm1, slopes1, finished(layer.norm1, back.device))
+                slopes1 = slopes1.as_parameters(norm1)
                 weight1 = to_one[:, :wide].to(layer.conv1.weight.dtype, memory_format=torch.contiguous_format)
                 weight2 = to_three[:growth].to(layer.conv2.weight.dtype)
                 of_layer = slopes1.weight, slopes1.bias, weight1.view_as(layer.conv1.weight), slopes2.weight, slopes2.bias, weight2
                 found[:0] = of_layer
             of_x = images(complete(0, first, first), gradient)
         return of_x, None, *found
-
-
-def _norm(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> Norm:
-    return Norm(mean, variance, norm.weight, norm.bias, norm.eps)
 
 
 def _weights(layers: Sequence[Layer], first: int, like: Tensor) -> tuple[list[Tensor], list[Tensor]]:

@@ -14,13 +14,13 @@ from expunge.training.fused import Branches, Unit, pooling
 from expunge.training.fused.kernels import Norm
 from expunge.training.fused.norms import backward, images, normed, rows
 
-Taken = tuple[Tensor, Tensor, Tensor, Tensor]  # of a unit, for its gradient: what the norm read, its mean and variance, what it wrote
+SAVED = 7  # tensors of a unit: its weights, then those below
+Taken = tuple[Tensor, ...]  # what the norm read, its mean, variance, γ and β, what it wrote
 
 
 def unit(branches: Branches, x: Tensor) -> Tensor:
-    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     parameters = (parameter for each in branches.units for parameter in each.parameters)
-    return _Inception.apply(x.to(dtype), branches, *parameters)
+    return _Inception.apply(x, branches, *parameters)
 
 
 def _edges(*widths: int) -> list[slice]:
@@ -42,7 +42,7 @@ class _Inception(torch.autograd.Function):
         def normed_unit(unit: Unit, read: Tensor) -> Tensor:
             written = out[:, place[unit]] if unit in place else read.new_empty(read.shape)
             values = normed(unit.norm, read, written, left_out=unit.conv.bias)
-            taken[unit] = read, values.mean, values.variance, written
+            taken[unit] = read, *values[:4], written
             return written
 
         def convolved(unit: Unit, read: Tensor) -> Tensor:
@@ -68,8 +68,8 @@ class _Inception(torch.autograd.Function):
         branches: Branches = ctx.branches
         x, merged, of_pool, largest, together, *kept = ctx.saved_tensors
         units = branches.units
-        weights = {unit: kept[5 * number] for number, unit in enumerate(units)}
-        taken = {unit: kept[5 * number + 1 : 5 * number + 5] for number, unit in enumerate(units)}
+        weights = {unit: kept[SAVED * number] for number, unit in enumerate(units)}
+        taken = {unit: kept[SAVED * number + 1 : SAVED * (number + 1)] for number, unit in enumerate(units)}
         one, (three_in, three), (five_in, five, five_out), pooled = branches
         first, outputs = (one, three_in, five_in), (one, three, five_out, pooled)
         sent = rows(gradient)
@@ -78,12 +78,11 @@ class _Inception(torch.autograd.Function):
         of_together = torch.empty_like(together)
 
         def through_norm(unit: Unit, slopes: Tensor, back: Tensor | None = None) -> Tensor:
-            read, mean, variance, _ = taken[unit]
+            read, mean, variance, weight, bias, _ = taken[unit]
             back = torch.empty_like(read) if back is None else back
-            values = Norm(mean, variance, unit.norm.weight, unit.norm.bias, unit.norm.eps)
-            of_norm = backward(unit.norm, values, read, slopes, back)
-            bias = unit.conv.bias
-            found[unit] = None if bias is None else torch.zeros_like(bias), of_norm.weight, of_norm.bias
+            of_norm = backward(unit.norm, Norm(mean, variance, weight, bias, unit.norm.eps), read, slopes, back)
+            left_out = unit.conv.bias
+            found[unit] = None if left_out is None else torch.zeros_like(left_out), of_norm.weight, of_norm.bias
             return back
 
         def through(unit: Unit, read: Tensor, slopes: Tensor) -> Tensor:
@@ -96,8 +95,8 @@ class _Inception(torch.autograd.Function):
             return rows(back)
 
         with torch.autocast("cuda", enabled=False):
-            of_three = through(three, taken[three_in][3], sent[:, place[three]])
-            of_five = through(five, taken[five_in][3], through(five_out, taken[five][3], sent[:, place[five_out]]))
+            of_three = through(three, taken[three_in][-1], sent[:, place[three]])
+            of_five = through(five, taken[five_in][-1], through(five_out, taken[five][-1], sent[:, place[five_out]]))
             parts = _edges(*(unit.width for unit in first))
             for unit, part, slopes in zip(first, parts, (sent[:, place[one]], of_three, of_five), strict=True):
                 through_norm(unit, slopes, of_together[:, part])

@@ -73,14 +73,17 @@ def apply(x: Tensor, norm: Norm, out: Tensor, running: Running | None, added: Te
 
 
 class Slopes(NamedTuple):
-    """The gradients of γ and β, and of a dense block's norms: those of the inputs, added up, but for terms that are the same factors of
-    every row (`constant`) and of every x − mean (`linear`)."""
+    """The gradients of γ and β in float32, and of a dense block's norms: those of the inputs, added up, but for terms that are the same
+    factors of every row (`constant`) and of every x − mean (`linear`)."""
 
     weight: Tensor
     bias: Tensor
     inputs: Tensor | None = None
     constant: Tensor | None = None
     linear: Tensor | None = None
+
+    def as_parameters(self, norm: Norm) -> Slopes:
+        return self._replace(weight=self.weight.to(norm.weight.dtype), bias=self.bias.to(norm.bias.dtype))
 
 
 def sums(x: Tensor, gradient: Tensor, norm: Norm, slopes: Slopes, finished: Tensor, out: Tensor | None = None) -> None:
@@ -176,7 +179,11 @@ def _statistics(
     wide, row = units * UNIT, row * UNIT
     channel = group * WIDE + tl.arange(0, WIDE)
     inside, own = channel < wide, channel < channels
-    pivot = tl.load(x + channel, mask=inside, other=0.0).to(tl.float32)  # a value of the channel: no digits are lost where means are large
+    row_of_block = tl.arange(0, HIGH)
+    some = tl.load(
+        x + row_of_block[:, None].to(tl.int64) * row + channel[None, :], mask=(row_of_block < rows)[:, None] & inside[None, :], other=0.0
+    ).to(tl.float32)
+    pivot = tl.sum(some, 0) / tl.minimum(rows, HIGH)  # about the mean: no digits are lost where it is large
     one, two = tl.zeros((HIGH, WIDE), tl.float32), tl.zeros((HIGH, WIDE), tl.float32)
     for start in tl.range(split * share, tl.minimum(split * share + share, rows), HIGH, loop_unroll_factor=UNROLLED):
         position = start + tl.arange(0, HIGH)
@@ -194,7 +201,8 @@ def _statistics(
     if last:
         mean = one_of_all / rows
         tl.store(means + channel, pivot + mean, mask=own)
-        tl.store(variances + channel, tl.maximum(two_of_all / rows - mean * mean, 0.0), mask=own)
+        variance = tl.maximum(two_of_all / rows - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(variances + channel, variance, mask=own)
 
 
 @triton.jit(do_not_specialize=SIZES)

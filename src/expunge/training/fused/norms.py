@@ -62,10 +62,10 @@ def backward(
     norm: nn.BatchNorm2d, values: Norm, x: Tensor, gradient: Tensor, back: Tensor, out: Tensor | None = None, of_added: Tensor | None = None
 ) -> Slopes:
     """Write the gradient of x to `back`; that of γ and β is returned. `out`: what the forward pass wrote, where something was added."""
-    slopes = Slopes(torch.empty_like(values.weight), torch.empty_like(values.bias))
+    slopes = Slopes(*values.mean.new_empty((2, len(values.mean))))
     kernels.sums(x, gradient, values, slopes, finished(norm, x.device), out)
     kernels.backward(x, gradient, values, slopes, back, out, of_added)
-    return slopes
+    return slopes.as_parameters(values)
 
 
 class _ReluOfNorm(torch.autograd.Function):

@@ -31,6 +31,7 @@ def forward(x: Tensor, stride: int) -> tuple[Tensor, Tensor]:
 
 def backward(gradient: Tensor, largest: Tensor, back: Tensor, stride: int, add: bool = False) -> None:
     """Write the gradient of the images to `back`; with `add` add it to what is there."""
+    largest = largest.contiguous(memory_format=torch.channels_last)  # where it was kept elsewhere meanwhile
     _launch(_backward, back, (gradient, back, largest), gradient, stride, ADD=add)
 
 

@@ -38,9 +38,8 @@ class DenseBlock(nn.Sequential):
     """Dense layers one after the other."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not fused.takes_all(self, x, biased=False):
-            return super().forward(x)
-        return fused.dense_block([layer.parts for layer in self if isinstance(layer, DenseLayer)], x)
+        layers = [layer.parts for layer in self if isinstance(layer, DenseLayer) and fused.is_plain(layer, DenseLayer)]
+        return fused.dense_block(layers, x) if len(layers) == len(self) and fused.takes_dense(layers, x) else super().forward(x)
 
 
 class Transition(nn.Module):

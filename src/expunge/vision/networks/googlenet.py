@@ -74,14 +74,22 @@ class Inception(nn.Module):
         self.pooled = Unit(inputs, widths.pooled, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        if fused.takes_all(self, x, biased=True):
-            return fused.inception_unit(self.branches, x)
+        branches = self.branches
+        if branches is not None and fused.takes_inception(branches, x):
+            return fused.inception_unit(branches, x)
         pooled = self.pooled(max_pool(x, stride=1))
         return torch.cat([self.one(x), self.three(x), self.five(x), pooled], 1)
 
     @property
-    def branches(self) -> fused.Branches:
-        one, three, five, pooled = ([unit.parts for unit in path.modules() if isinstance(unit, Unit)] for path in self.children())
+    def branches(self) -> fused.Branches | None:
+        """None where a path is not as it was built."""
+        paths = [self.one], [*self.three], [*self.five], [self.pooled]
+        one, three, five, pooled = (
+            [unit.parts for unit in path if isinstance(unit, Unit) and fused.is_plain(unit, Unit)] for path in paths
+        )
+        whole = all(fused.is_plain(path, nn.Sequential) for path in (self.three, self.five))
+        if not whole or [*map(len, paths)] != [1, 2, 3, 1] or [*map(len, (one, three, five, pooled))] != [1, 2, 3, 1]:
+            return None
         return fused.Branches(one[0], (three[0], three[1]), (five[0], five[1], five[2]), pooled[0])
 
 
