@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from expunge.fisher import diagonal
+from expunge.fisher import diagonal, plan
 from tests import reference
-from tests.fisher.patterns import K
+from tests.fisher.patterns import K, check
 
 pytestmark = pytest.mark.filterwarnings("ignore::expunge.errors.SlowFisherWarning")
 
@@ -36,6 +36,49 @@ def test_a_second_use_on_the_samples_in_another_order(scale, dtype, size):
         found = diagonal(model, list(zip(x.split(size), y.split(size), strict=True))).sums
         expected = reference.fisher(copy.deepcopy(model).double(), (x.double(), y))
         assert reference.worst_error(found, expected) <= (1e-10 if dtype == torch.float64 else 1e-3)
+
+
+class BareAgain(nn.Module):
+    """The same of a bare parameter, or of a part of it."""
+
+    def __init__(self, shape: tuple[int, ...], scale: float) -> None:
+        super().__init__()
+        self.scale, self.vector, self.head = scale, nn.Parameter(torch.randn(shape)), nn.Linear(4, K)
+
+    def forward(self, x):
+        vector = self.vector[:, 1:] if self.vector.dim() == 2 else self.vector
+        other, gate = torch.cat([x[1:], x[:1]]) * vector, (x[:, :1] > 1.0).to(x.dtype)
+        return self.head(x * vector + self.scale * gate * torch.cat([other[-1:], other[:-1]]))
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 5)])
+@pytest.mark.parametrize(("scale", "dtype", "size"), [(1e-2, torch.float32, 3), (1.0, torch.float64, 40)])
+def test_a_bare_parameter_again_on_the_samples_in_another_order(shape, scale, dtype, size):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, x, y = BareAgain(shape, scale).to(dtype).eval(), torch.randn(39, 4).to(dtype), torch.randint(0, K, (39,))
+        found = diagonal(model, list(zip(x.split(size), y.split(size), strict=True))).sums
+        expected = reference.fisher(copy.deepcopy(model).double(), (x.double(), y))
+        assert reference.worst_error(found, expected) <= (1e-10 if dtype == torch.float64 else 1e-3)
+
+
+class Places(nn.Module):
+    """A class token and rows of an image, each with its part of the places, and both once more behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.places, self.head = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, 4, 4)), nn.Linear(4, K)
+
+    def forward(self, x):
+        token = (self.token + self.places[:, :1]).expand(len(x), -1, -1)
+        return self.head(torch.cat([token, torch.tanh(x + self.places[:, 1:])], 1).tanh().add(self.places).mean(1))
+
+
+def test_bare_uses_in_one_order_keep_their_closed_form():
+    torch.manual_seed(0)
+    model, batch = Places().double(), (torch.randn(9, 3, 4).double(), torch.randint(0, K, (9,)))
+    assert plan(model, batch).named("closed form") == ["places", "head.weight", "head.bias"]
+    check(model, [batch])
 
 
 class Distances(nn.Module):

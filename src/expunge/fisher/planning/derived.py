@@ -69,19 +69,18 @@ class Derived:
         if names:
             self._made |= {id(tensor): (tensor, names) for tensor in operation.outputs if tensor.requires_grad}
 
-    def meet(self, operation: Operation) -> tuple[Operation, set[str], set[str]]:
-        """The operation with such tensors given once per sample, the parameters of these, and of those for which that cannot be done."""
+    def meet(self, operation: Operation) -> tuple[Operation, set[str]]:
+        """The operation with such tensors given once per sample, and the parameters of those for which that cannot be done."""
         if not self._made or not any(id(tensor) in self._made for tensor in operation.operands):
-            return operation, set(), set()
+            return operation, set()
         function, args, kwargs = operation.function, operation.args, operation.kwargs
         places: dict[int | str, Any] = dict(enumerate(args)) | kwargs
-        met, failed = set[str](), set[str]()
+        failed = set[str]()
         for place, value in places.items():
             for tensor in tensors([value]):
                 if id(tensor) not in self._made:
                     continue
                 names = self._made[id(tensor)][1]
-                met |= names
                 shape, rows = _alignment(function, places, place) if tensor is value else (None, 0)
                 # Again on as many rows as there are samples, or not at all: other rows may be in another order, and no check may show it.
                 alike = not any(name in self.rows for name in names) or {rows, *map(self.rows.get, names)} == {self.samples}
@@ -94,7 +93,7 @@ class Derived:
                 else:
                     places[place] = self._lift(tensor, names, layout, rows, shape)
         changed = Operation(function, tuple(places[index] for index in range(len(args))), {key: places[key] for key in kwargs})
-        return changed, met, failed
+        return changed, failed
 
     def settle(self, parameters: Mapping[str, Tensor], squares: dict[str, Tensor], drawn: Drawn | None) -> None:
         """Square the parameters' gradients after a backward pass."""

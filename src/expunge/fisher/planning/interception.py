@@ -6,7 +6,7 @@ Working on operations rather than on modules, functional use, subclasses, and mo
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
@@ -28,6 +28,7 @@ from expunge.fisher.planning.derived import DESCRIBING, ELEMENTWISE, Derived
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.notes import Notes
 from expunge.fisher.planning.operations import Operation
+from expunge.fisher.planning.orders import Met
 
 LIFTED = "bare"  # the operation's name where a parameter is used outside any known one
 
@@ -38,7 +39,7 @@ class Interception(TorchFunctionMode):
     Without layouts it is a survey's, which takes `notes` of all operations.
 
     `shapes`  name -> shapes of the outputs of its operations (None where it has no known operation), as seen in the forward pass
-    `outputs` name -> what these operations gave, in a survey
+    `met`     name -> what the operations gave in which it met the data, in a survey
     `beside`  a bias -> the weight of the same operation
     `alone`   names used where a second use would have no closed form
     `squares` name -> totals of the squared gradients, filled by the backward passes
@@ -61,20 +62,18 @@ class Interception(TorchFunctionMode):
         self.drawn, self.reads, self.path = drawn, False, 0
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, list[tuple[int, ...] | None]] = {}
-        self.outputs: defaultdict[str, list[Tensor]] = defaultdict(list)
         self.beside: dict[str, str] = {}
         self.alone: set[str] = set()
         self.vectors: list[tuple[str, Tensor]] = []
         self.outside: set[str] = set()
         self.uses: Counter[str] = Counter()
-        self._used: list[str] = []  # in the operation that runs
         self._lifted: dict[str, tuple[tuple[int, ...], Tensor]] = {}
         several = frozenset(name for name, layout in (layouts or {}).items() if layout.others)
         self.shared = Shared(several) if several else None
         followed = None if layouts is None else {name: layout for name, layout in layouts.items() if layout.derived}
         own = list(constants)
         self.constants = Constants(own)
-        self.notes = Notes(names, self.constants)
+        self.notes, self.met = Notes(names, self.constants), Met(names, self.constants)
         self.derived = Derived(own, self.constants, names, followed, samples) if followed is None or followed else None
 
     def settle(self, parameters: Mapping[str, Tensor]) -> None:
@@ -88,28 +87,23 @@ class Interception(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if self.derived is None:
             return self._run(RULES.get(function), function, args, kwargs or {})
-        operation, rule, met = Operation(function, args, kwargs or {}), RULES.get(function), set[str]()
-        if made_of := self.derived.made_of(operation):
-            rule = _as_it_is
-        else:
-            operation, met, failed = self.derived.meet(operation)
+        operation, rule = Operation(function, args, kwargs or {}), RULES.get(function)
+        made_of = self.derived.made_of(operation)
+        if not made_of:
+            operation, failed = self.derived.meet(operation)
             self.outside |= failed
-        operation.gives(self._run(rule, function, operation.args, operation.kwargs))
+        operation.gives(self._run(_as_it_is if made_of else rule, function, operation.args, operation.kwargs))
         if self.layouts is None:
             self.notes.add(operation)
-            for name in met if isinstance(operation.result, Tensor) else ():
-                self.outputs[name].append(operation.result.detach())
         self.derived.note(operation, made_of)
         self.constants.note(operation)
+        if self.layouts is None and rule is not _attention:  # which has operations of its own
+            self.met.note(operation)
         return operation.result
 
     def _run(self, rule: Callable[..., Any] | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reads |= rule is None and getattr(function, "__name__", "") in READING
-        self._used = []
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
-        used, self._used = self._used, []  # of no operation around this one
-        for name in used:
-            self.outputs[name].append(result.detach())
         self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
         return result
 
@@ -131,10 +125,7 @@ class Interception(TorchFunctionMode):
             self.shapes.setdefault(name, []).append(output)
         if not several:
             self.alone.update(known)
-        if self.layouts is None:
-            self._used = known
-            return None
-        if not known:
+        if self.layouts is None or not known:
             return None
         layout, *others = map(self._layout_of_use, known)
         fits = layout is not None and not layout.derived and output and layout.fits(output, self.samples) and (layout.frames or shared)

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from expunge.fisher.planning.constants import Constants
+from expunge.fisher.planning.derived import DESCRIBING
 from expunge.fisher.planning.layouts import Layout
+from expunge.fisher.planning.operations import Operation
+
+
+class Met:
+    """What the operations gave in which a parameter, or a tensor made of it and of constants, met the data; by the parameter's name."""
+
+    def __init__(self, names: Mapping[int, str], constants: Constants) -> None:
+        self._names, self._constants = names, constants
+        self._made: dict[int, tuple[Tensor, frozenset[str]]] = {}  # by id, with the tensors kept alive
+        self._outputs: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+    def __getitem__(self, name: str) -> list[Tensor]:
+        return self._outputs[name]
+
+    def note(self, operation: Operation) -> None:
+        """Once the constants have noted it."""
+        names = frozenset[str]().union(*map(self._of, operation.operands))
+        if not names or operation.name in DESCRIBING:
+            return
+        for tensor in operation.outputs or operation.operands[:1]:  # `x[place] = p` gives nothing
+            if tensor in self._constants:
+                self._made[id(tensor)] = tensor, names
+                continue
+            self._made.pop(id(tensor), None)  # data were written to it
+            for name in names:
+                self._outputs[name].append(tensor.detach())
+
+    def _of(self, tensor: Tensor) -> frozenset[str]:
+        if id(tensor) in self._made:
+            return self._made[id(tensor)][1]
+        return frozenset((self._names[id(tensor)],)) if id(tensor) in self._names else frozenset()
 
 
 def fitting(
@@ -15,12 +49,15 @@ def fitting(
 ) -> list[Layout]:
     """Of several layouts, or of one of several uses, those by which the first of these samples has the rows that it has alone.
 
-    `alone`, `together`: what the parameter's uses gave; of tensors made of it, what the operations gave where these met the data. All
-    layouts, where that is not known.
+    `alone`, `together`: what the operations gave where the parameter's uses, or what is made of it, met the data. None where these are
+    others beside another sample; of one use all layouts, where they are not known.
     """
-    uses = len(together) if layouts[0].derived else 1 + len(layouts[0].others)
-    if (len(layouts) == 1 and uses == 1) or not len(alone) == len(together) == uses:
+    uses = 1 + len(layouts[0].others) if layouts[0].others else len(together)
+    known = len(alone) == len(together) == uses
+    if uses <= 1 and len(alone) <= 1 and (len(layouts) == 1 or not known):
         return layouts
+    if not known:
+        return []
 
     def fits(layout: Layout | None, one: Tensor, more: Tensor) -> bool:
         if layout is None or layout.frames == 0 or not (more.is_floating_point() or more.is_complex()):
@@ -32,7 +69,7 @@ def fitting(
         return first.shape != single.shape or alike(first, single)  # alone a sample may be padded to another length
 
     def of_use(layout: Layout, number: int) -> Layout | None:
-        return layout if layout.derived else layout.of_use(number)
+        return layout.of_use(number) if layout.others else layout
 
     pairs = list(zip(alone, together, strict=True))
     return [layout for layout in layouts if all(fits(of_use(layout, use), *pair) for use, pair in enumerate(pairs))]

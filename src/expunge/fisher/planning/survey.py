@@ -87,7 +87,7 @@ def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch
 
 
 def _fitting(name: str, layouts: list[Layout], fewer: Interception, more: Interception) -> list[Layout]:
-    return fitting(layouts, fewer.outputs[name], more.outputs[name], PROBE, _alike)
+    return fitting(layouts, fewer.met[name], more.met[name], PROBE, _alike)
 
 
 @tf32.switched_off()  # its rounding, of some percent in a deep network, would hide the errors that the check is for
@@ -149,7 +149,7 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.notes.mixing, mixing), logits=together.shape)
     for name, possible in choices.items():  # a wrong order of rows may give two samples their squares, too
         likely = _fitting(name, possible, fewer, more)
-        others = possible if len(more.outputs[name]) <= 1 else []  # of several uses each has to be in this order
+        others = possible if len(more.met[name]) <= 1 else []  # of several uses each has to be in this order
         choices[name] = [*likely, *(layout for layout in others if layout not in likely)]
     plan.reasons |= {name: "used again, on samples in another order" for name, left in choices.items() if not left}
     choices = {name: left for name, left in choices.items() if left}
