@@ -83,3 +83,34 @@ def test_a_use_that_torch_func_cannot_see_and_few_samples_show():
         for kind in ("empirical", "expected"):
             check(model, batches, kind)
         assert plan(model, batches[0]).named("loop") == ["weight"]
+
+
+class AmongCopies(nn.Module):
+    """A layer used again on the samples in another order, or on gradients in another order."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.layer, self.head = how, nn.Linear(5, 5), nn.Linear(5, K)
+
+    def forward(self, x):
+        if self.how == "hook":
+            x = torch.tanh(self.layer(x))
+            if x.requires_grad:
+                x.register_hook(lambda gradient: gradient.flip(0))
+            return self.head(x)
+        other = torch.tanh(self.layer(self.moved(x, 1)))
+        return self.head(torch.tanh(self.layer(x)) + self.moved(other, -1))
+
+    def moved(self, x, by: int):
+        if self.how == "joined":
+            return torch.cat([x[by:], x[:by]])
+        return torch.eye(len(x), dtype=x.dtype)[[(row + by) % len(x) for row in range(len(x))]] @ x
+
+
+@pytest.mark.parametrize("how", ["joined", "product", "hook"])
+def test_rows_that_are_moved_among_copies_of_one_sample(how):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(1, 5).double().repeat(40, 1)
+        x[[21, 33]] = torch.randn(2, 5).double()
+        check(AmongCopies(how), [(x, labels(40))], "expected")

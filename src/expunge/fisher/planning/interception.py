@@ -45,7 +45,7 @@ class Interception(TorchFunctionMode):
     `squares` name -> totals of the squared gradients, filled by the backward passes
     `outside` names used where no closed form applies; they need per-sample gradients
     `path`    a number that stands for the operations so far and the shapes they gave
-    `reads`   whether the model took numbers out of tensors, by which it may choose rows out of sight
+    `reads`   whether the model took numbers out of tensors, or changes gradients by hooks: it may choose or move rows out of sight
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Interception(TorchFunctionMode):
         return result
 
 
-READING = set("tolist item numpy __array__ __int__ __index__ __float__".split())
+READING = set("tolist item numpy __array__ __int__ __index__ __float__ register_hook".split())
 
 
 def _lifted_shape(label: str, parameter: Tensor, other: Any) -> tuple[int, ...] | None:
