@@ -82,20 +82,20 @@ def test_bare_uses_in_one_order_keep_their_closed_form():
 
 
 class Distances(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__()
-        self.prototypes, self.head = nn.Parameter(torch.randn(4, 4) / 2), nn.Linear(4, K)
+        self.scale, self.prototypes, self.head = scale, nn.Parameter(torch.randn(4, 4) / 2), nn.Linear(4, K)
 
     def forward(self, x):
-        return self.head(torch.cdist(x[None], self.prototypes[None])[0])
+        return self.head(torch.tanh(x) + self.scale * torch.cdist(x[None], self.prototypes[None])[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_distances_for_several_cotangents(dtype):
+@pytest.mark.parametrize(("scale", "dtype"), [(1.0, torch.float32), (1e-6, torch.float32), (1.0, torch.float64)])
+def test_distances_for_several_cotangents(scale, dtype):
     """torch.func is right for one, and wrong for as many as the expected kind has."""
     for seed in range(4):
         torch.manual_seed(seed)
-        model, x, y = Distances().to(dtype).eval(), torch.randn(8, 4).to(dtype), torch.zeros(8, dtype=torch.int64)
+        model, x, y = Distances(scale).to(dtype).eval(), torch.randn(8, 4).to(dtype), torch.zeros(8, dtype=torch.int64)
         found = diagonal(model, [(x, y)], kind="expected").sums
         expected = reference.fisher(copy.deepcopy(model).double(), (x.double(), y), "expected")
         assert reference.worst_error(found, expected) <= (1e-10 if dtype == torch.float64 else 1e-4)

@@ -36,6 +36,7 @@ COUPLED = (
 DROPPED = "squeeze(), say, drops the dimension of a single sample; name another, as in squeeze(1)"
 NOT_FINITE = "the model's output is not finite for a sample of the data, so it has no gradient; found NaN or infinity"
 NOISE = {torch.float64: 1e-12, torch.float32: 1e-5}  # of the largest gradient: below it there is but rounding
+SEVERAL = (1.0, 2.0, -1.0)  # times a cotangent: torch.func may be right for one, and wrong for several at once, as of torch.cdist
 PROBE = 2  # samples: passes of one and of two show where the samples are; two gradients separate sums of squares from squares of sums
 
 
@@ -212,14 +213,15 @@ def _without_closed_forms(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")  # of torch's, where vmap has a loop of its own
-            squares = batched(model, names, probe, [cotangent], objective)
+            squares = batched(model, names, probe, [scale * cotangent for scale in SEVERAL], objective)
     except UnseenUse as error:
         others = [name for name in names if name not in error.names]
         batched_names, looped_names = _without_closed_forms(model, others, probe, cotangent, reference, objective) if others else ([], [])
         return batched_names, [*looped_names, *sorted(error.names)]
     except Exception:  # whatever vmap cannot express: data-dependent control flow, operations without a batching rule
         squares = {}
-    alike = _agreeing(squares, {name: reference[name] for name in squares})
+    times = sum(scale**2 for scale in SEVERAL)
+    alike = _agreeing(squares, {name: times * reference[name] for name in squares})
     return [name for name in names if name in alike], [name for name in names if name not in alike]
 
 
