@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -162,3 +164,24 @@ def test_a_coupling_of_gradients_alone():
     """One sample at a time it is what the definition says."""
     torch.manual_seed(0)
     assert error(Straight(), split(torch.randn(60, 5), [20] * 3)) <= 1e-4
+
+
+class Shut(nn.Module):
+    """A faint layer that has the samples' rows step by step, behind a gate that is all but shut for the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, K)
+
+    def forward(self, x):
+        steps = self.layer(x.transpose(0, 1).reshape(-1, 4)).view(x.shape[1], len(x), 4).transpose(0, 1)
+        return self.head((x + 1e-6 * torch.sigmoid(20 * x[:, :1, :1]) * torch.tanh(steps))[:, -1])
+
+
+def test_the_largest_gradient_tells_what_is_rounding():
+    """Two equal samples do not tell the order of the rows; what they have of the layer's gradient is rounding, unlike that of others."""
+    torch.manual_seed(0)
+    model, x, y = Shut().eval(), torch.randn(9, 3, 4), torch.randint(0, K, (9,))
+    x[:3] = -2
+    found, expected = diagonal(model, [(x, y)]).sums, reference.fisher(copy.deepcopy(model).double(), (x.double(), y))
+    assert reference.worst_error(found, expected) <= 1e-3

@@ -16,12 +16,13 @@ from expunge.fisher.borrowing import check_differentiable, undisturbed, wanted_p
 from expunge.fisher.closed_forms.drawn import Drawn
 from expunge.fisher.company import Alone
 from expunge.fisher.comparing import Kept
-from expunge.fisher.confirming import Confirmation, Revised, samples_with_gradient
+from expunge.fisher.confirming import Confirmation, Revised
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.naming import objective_name
 from expunge.fisher.planning.survey import Plan, survey_without_closed_forms
 from expunge.fisher.reading import checked
 from expunge.fisher.samples import Squares, batched, looped
+from expunge.fisher.showing import samples_with_gradient
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_module
 from expunge.model.copying import unwrapped

@@ -22,7 +22,7 @@ from expunge.fisher.closed_forms.early import Early
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.company import Alone
 from expunge.fisher.comparing import Kept
-from expunge.fisher.confirming import Confirmation, Revised, Unfounded, samples_with_gradient, waiting_at_most
+from expunge.fisher.confirming import Confirmation, Revised, Unfounded, waiting_at_most
 from expunge.fisher.familiar import FamiliarStep
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.linearity import check_linear
@@ -32,6 +32,7 @@ from expunge.fisher.planning.survey import Plan, obvious_plan, survey
 from expunge.fisher.queueing import QueuedConfirmation
 from expunge.fisher.reading import Labels
 from expunge.fisher.samples import Squares, batched, looped
+from expunge.fisher.showing import samples_with_gradient
 from expunge.runtime.cuda_graphs import GraphedStep, Result
 from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
@@ -225,13 +226,12 @@ class Samplewise(Totals):
         if unfounded := set(names).difference(*having.values()):
             raise Revised(unfounded)
         self.confirmation.settle(self.plan_now)
-        self.confirmation.whole = True
         try:
-            for index in having:
+            for index, self.confirmation.sought in having.items():
                 self.planned(batch, noise, [index])
                 self.confirmation.settle(self.plan_now)
         finally:
-            self.confirmation.whole = False
+            self.confirmation.sought = set()
         if unshown := set(names).difference(self.confirmation.confirmed, self.confirmation.rounding, self.plan_now.looped):
             raise Revised(unshown)
         self.confirmation.note_rounding(names, squares)

@@ -74,7 +74,7 @@ class Confirmation:
         self.faint: set[str] = set()  # these, and those that are off by no more than a unit of it
         self.rounding: dict[str, float] = {}  # the largest square of parameters of which samples had nothing else, in float64 either
         self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
-        self.whole = False  # samples are compared in all parameters, whosever turn it is
+        self.sought: set[str] = set()  # parameters whose largest gradient a sample has: it is compared in all, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
         self._drawn, self._batches, self._turn = 0, 0, 0
         self._steady = self._accompanied = False
@@ -213,7 +213,7 @@ class Confirmation:
 
     def turn(self, samples: int) -> int | None:
         """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
-        whole = self.whole or self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
+        whole = bool(self.sought) or self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
         return None if whole else self._turn
 
     def audit(self, plan: Plan, samples: int) -> Audit | None:
@@ -266,7 +266,7 @@ class Confirmation:
         form = self.doubts.unflipped(comparison.samples) if again else None
         found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated, form)
         self._note(found, group)
-        if self.whole and plan.surveyed and (faint := found.faint - self.confirmed):
+        if plan.surveyed and (faint := (found.faint & self.sought) - self.confirmed):
             for kept in group:
                 exact = self.doubts.with_another_cotangent(kept, plan, found)
                 self._note_exactly(exact, kept)
@@ -351,23 +351,3 @@ class _Moving(NamedTuple):
         buffers = [(id(buffer), buffer._version) for place in places for buffer in place.values() if buffer is not None]
         drawn = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
         return cls(Generators.now(), drawn, buffers)
-
-
-def samples_with_gradient(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], names: Sequence[str], batch: Batch, objective: Objective
-) -> dict[int, set[str]]:
-    """Samples, by number, that have a gradient of at least one of these parameters that no other sample before had, and which."""
-    missing, having = set(names), {}
-    for index in range(batch_size(batch)):
-        if not missing:
-            break
-        with torch.enable_grad():
-            logits = objective.logits(model, fresh(take(batch, slice(index, index + 1))))
-        if not logits.requires_grad:
-            continue
-        found = gradients(logits, parameters, random_like(logits))
-        present = {name for name in missing if (gradient := found[name]) is not None and bool(gradient.any())}
-        if present:
-            having[index] = present
-            missing -= present
-    return having
