@@ -45,7 +45,7 @@ class Met:
 
 
 def fitting(
-    layouts: list[Layout], alone: Sequence[Tensor], together: Sequence[Tensor], samples: int, alike: Callable[[Tensor, Tensor], bool]
+    layouts: list[Layout], alone: Sequence[Tensor], together: Sequence[Tensor], samples: int, own: Callable[[Tensor, Tensor], bool]
 ) -> list[Layout]:
     """Of several layouts, or of one of several uses, those by which the first of these samples has the rows that it has alone.
 
@@ -65,8 +65,8 @@ def fitting(
         one, more = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (one, more))
         if not layout.fits(tuple(more.shape), samples):
             return False
-        first, single = layout.rows(more, samples)[:1], layout.rows(one, 1)
-        return first.shape != single.shape or alike(first, single)  # alone a sample may be padded to another length
+        rows, single = layout.rows(more, samples), layout.rows(one, 1)
+        return rows.shape[1:] != single.shape[1:] or own(rows, single)  # alone a sample may be padded to another length
 
     def of_use(layout: Layout, number: int) -> Layout | None:
         return layout.of_use(number) if layout.others else layout

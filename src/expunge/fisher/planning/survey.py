@@ -24,7 +24,18 @@ from expunge.fisher.planning.layouts import Layout, infer
 from expunge.fisher.planning.mixing import comparable, mixes
 from expunge.fisher.planning.orders import fitting
 from expunge.fisher.planning.passes import closed_forms
-from expunge.fisher.samples import Squares, UnseenUse, add_single, batched, fresh, is_usable, output_error, relative_errors
+from expunge.fisher.samples import (
+    Squares,
+    UnseenUse,
+    add_single,
+    batched,
+    fresh,
+    is_usable,
+    output_error,
+    relative_errors,
+    sizes_of,
+    unmasked,
+)
 from expunge.model.copying import copied
 from expunge.runtime.cuda_graphs import uncollected
 from expunge.runtime.nested import map_tensors
@@ -88,7 +99,7 @@ def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch
 
 
 def _fitting(name: str, layouts: list[Layout], fewer: Interception, more: Interception) -> list[Layout]:
-    return fitting(layouts, fewer.met[name], more.met[name], PROBE, _alike)
+    return fitting(layouts, fewer.met[name], more.met[name], PROBE, _own)
 
 
 @tf32.switched_off()  # its rounding, of some percent in a deep network, would hide the errors that the check is for
@@ -149,9 +160,8 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
         mixing = _watched(model, parameters, probe, objective)[1].notes.mixing
     choices, plan = _choices(fewer, more), Plan(mixes=mixes(fewer.notes.mixing, mixing), logits=together.shape)
     for name, possible in choices.items():  # a wrong order of rows may give two samples their squares, too
-        likely = _fitting(name, possible, fewer, more)
         others = possible if len(more.met[name]) <= 1 else []  # of several uses each has to be in this order
-        choices[name] = [*likely, *(layout for layout in others if layout not in likely)]
+        choices[name] = _fitting(name, possible, fewer, more) or others
     plan.reasons |= {name: "used again, on samples in another order" for name, left in choices.items() if not left}
     choices = {name: left for name, left in choices.items() if left}
     while choices:
@@ -274,6 +284,12 @@ def _alone(model: nn.Module, probe: Batch, index: int, objective: Objective) -> 
 
 def _alike(logits: Tensor, reference: Tensor) -> bool:
     return output_error(logits, reference) < tolerance(reference)
+
+
+def _own(rows: Tensor, alone: Tensor) -> bool:
+    """Whether a sample that has these rows alone has the first of two samples' rows. Those of a near copy are near, too."""
+    (off, size), (apart, _) = sizes_of([unmasked(rows[:1], alone), unmasked(rows[1:], rows[:1])])
+    return off <= NOISE.get(rows.dtype, NOISE[torch.float32]) * size or (off < tolerance(rows) * size and 2 * off < apart)
 
 
 def _choices(fewer: Interception, more: Interception) -> dict[str, list[Layout]]:
