@@ -253,6 +253,7 @@ UNIT_CHANGES = {
     "a larger kernel": lambda unit: setattr(unit.five[2], "conv", nn.Conv2d(4, 4, 5, padding=2)),
     "one unit twice": lambda unit: unit.five.__setitem__(2, unit.five[1]),
     "no convolution": lambda unit: setattr(unit, "one", nn.Sequential(nn.Conv2d(8, 4, 1), nn.ReLU())),
+    "no path": lambda unit: setattr(unit, "three", nn.Conv2d(8, 8, 1)),
     "a hook": lambda unit: unit.pooled.register_forward_hook(lambda module, inputs, output: None),
 }
 
@@ -271,6 +272,12 @@ def test_an_inception_unit_that_was_changed_is_not_one_operation(name):
     UNIT_CHANGES[name](changed)
     assert takes_as_one(inception(), x)
     assert not takes_as_one(changed, x)
+
+
+def test_a_replaced_path_is_called_as_any_module():
+    unit = inception()
+    unit.three = nn.Conv2d(8, 8, 1)
+    assert unit(torch.randn(2, 8, 4, 4)).shape == (2, 4 + 8 + 4 + 5, 4, 4)
 
 
 def takes_as_one(block: nn.Module, x: Tensor) -> bool:

@@ -74,7 +74,7 @@ class Inception(nn.Module):
         self.pooled = Unit(inputs, widths.pooled, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        branches = self.branches
+        branches = self.branches if fused.takes(x) else None
         if branches is not None and fused.takes_inception(branches, x):
             return fused.inception_unit(branches, x)
         pooled = self.pooled(max_pool(x, stride=1))
@@ -83,13 +83,13 @@ class Inception(nn.Module):
     @property
     def branches(self) -> fused.Branches | None:
         """None where a path is not as it was built."""
-        paths = [self.one], [*self.three], [*self.five], [self.pooled]
-        one, three, five, pooled = (
-            [unit.parts for unit in path if isinstance(unit, Unit) and fused.is_plain(unit, Unit)] for path in paths
-        )
-        whole = all(fused.is_plain(path, nn.Sequential) for path in (self.three, self.five))
-        if not whole or [*map(len, paths)] != [1, 2, 3, 1] or [*map(len, (one, three, five, pooled))] != [1, 2, 3, 1]:
+        if not all(fused.is_plain(path, nn.Sequential) for path in (self.three, self.five)):
             return None
+        paths = [self.one], [*self.three], [*self.five], [self.pooled]
+        plain = [[unit.parts for unit in path if isinstance(unit, Unit) and fused.is_plain(unit, Unit)] for path in paths]
+        if not [*map(len, paths)] == [*map(len, plain)] == [1, 2, 3, 1]:
+            return None
+        one, three, five, pooled = plain
         return fused.Branches(one[0], (three[0], three[1]), (five[0], five[1], five[2]), pooled[0])
 
 
