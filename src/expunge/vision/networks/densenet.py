@@ -38,6 +38,8 @@ class DenseBlock(nn.Sequential):
     """Dense layers one after the other."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if not fused.takes(x):
+            return super().forward(x)
         layers = [layer.parts for layer in self if isinstance(layer, DenseLayer) and fused.is_plain(layer, DenseLayer)]
         return fused.dense_block(layers, x) if len(layers) == len(self) and fused.takes_dense(layers, x) else super().forward(x)
 
