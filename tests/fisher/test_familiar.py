@@ -10,7 +10,7 @@ from torch import nn
 
 from expunge.data.objective import Objective
 from expunge.errors import InputError
-from expunge.fisher import adders, diagonal, familiar
+from expunge.fisher import adders, diagonal, familiar, planned
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.familiar import FamiliarStep
 from expunge.fisher.planning.layouts import Layout
@@ -195,7 +195,8 @@ class Captured:
 def captured(monkeypatch):
     """Calls on the CPU as on a GPU: queued comparisons, graphs, audits of one parameter of each form."""
     monkeypatch.setattr(familiar, "GraphedStep", Captured)
-    monkeypatch.setattr(adders, "tensors", lambda batch: [SimpleNamespace(is_cuda=True, device=part.device) for part in tensors(batch)])
+    for module in (adders, planned):
+        monkeypatch.setattr(module, "tensors", lambda batch: [SimpleNamespace(is_cuda=True, device=part.device) for part in tensors(batch)])
     monkeypatch.setattr(adders, "_confirmation", lambda place, *given: on_cuda(*given))
     check = Objective.check_targets
     monkeypatch.setattr(Objective, "check_targets", lambda self, *given: None if Captured.capturing else check(self, *given))

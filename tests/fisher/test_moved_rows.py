@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from expunge.fisher import plan
-from expunge.fisher.adders import _picked
+from expunge.fisher.planned import picked
 from tests.fisher.patterns import K, check, labels
 
 pytestmark = pytest.mark.filterwarnings("ignore::expunge.errors.SlowFisherWarning")
@@ -120,6 +120,6 @@ def test_rows_that_are_moved_among_copies_of_one_sample(how):
 def test_the_label_at_which_samples_are_compared_is_one_that_counts():
     rows, likely, unlikely = torch.tensor([0, 2]), torch.ones(3, 4), torch.full((3, 4), 1e-7)
     picks = [0.1, 0.3, 0.6, 0.999]
-    assert [_picked([unlikely, likely, unlikely], rows, pick) for pick in picks] == [1, 1, 1, 1]
-    assert [_picked([likely, likely], rows, pick) for pick in picks] == [0, 0, 1, 1]
-    assert [_picked([torch.zeros(3, 4)] * 2, rows, pick) for pick in picks] == [0, 0, 1, 1]
+    assert [picked([unlikely, likely, unlikely], rows, pick) for pick in picks] == [1, 1, 1, 1]
+    assert [picked([likely, likely], rows, pick) for pick in picks] == [0, 0, 1, 1]
+    assert [picked([torch.zeros(3, 4)] * 2, rows, pick) for pick in picks] == [0, 0, 1, 1]

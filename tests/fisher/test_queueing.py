@@ -160,7 +160,7 @@ def test_errors_show_through_coarse_tolerances(coarse):
 
 def test_of_sixteen_samples_one_that_is_another_mostly_stands_out(coarse, comparisons, monkeypatch):
     """In 52 of 60 cases: chance weighs the samples, and may give this one little."""
-    doubted, told, kept = [], [], adders._kept
+    doubted, told, kept = [], [], adders.kept_of
     monkeypatch.setattr(QueuedConfirmation, "_compare", lambda self, group, *rest, **settings: doubted.append(len(group)))
     diagonal(network(), data(16))
     assert not doubted
@@ -174,7 +174,7 @@ def test_of_sixteen_samples_one_that_is_another_mostly_stands_out(coarse, compar
             wrong = [part._replace(slopes=torch.randn_like(part.slopes) * part.slopes.std()) for part in one.parts]
             return dataclasses.replace(one, parts=wrong)
 
-        monkeypatch.setattr(adders, "_kept", faulty)
+        monkeypatch.setattr(adders, "kept_of", faulty)
         comparisons.clear()
         doubted.clear()
         diagonal(network(), data(16), seed=seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy
@@ -12,22 +12,20 @@ from torch import Tensor, nn
 from expunge.data.batches import batch_size, device_of, take
 from expunge.data.calling import out_of_memory
 from expunge.data.objective import Batch, Objective
-from expunge.errors import ExpungeError, InputError, ModelError
+from expunge.errors import ExpungeError, ModelError
 from expunge.fisher import kinds
 from expunge.fisher.adding import Sums
 from expunge.fisher.batchwise import batch_squares
-from expunge.fisher.closed_forms.audit import Audit
-from expunge.fisher.closed_forms.drawn import Drawn, Part, packed, unpacked
+from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.early import Early
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.company import Alone
-from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised, Unfounded, waiting_at_most
 from expunge.fisher.familiar import FamiliarStep
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.linearity import check_linear
+from expunge.fisher.planned import Step, kept_of, planned_pass
 from expunge.fisher.planning.description import warn_if_slow
-from expunge.fisher.planning.passes import Pass, closed_forms
 from expunge.fisher.planning.survey import Plan, obvious_plan, survey
 from expunge.fisher.queueing import QueuedConfirmation
 from expunge.fisher.reading import Labels
@@ -38,9 +36,6 @@ from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
 from expunge.runtime.transfers import sent
 
-# A batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.
-Given = tuple[Batch, Tensor, Tensor, int | None, int]
-Step = Callable[..., Pass]  # takes these, and now and then an audit
 CONFIRMED_ON = ("cpu", "cuda")
 
 
@@ -306,7 +301,7 @@ class Samplewise(Totals):
             entries = sum(part.inputs.numel() + part.slopes.numel() for part in parts) // len(rows)
             self.scratch.reserve(parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
         if self.confirms:
-            self.confirmation.add(_kept(batch, rows, result, others, slot), plan, batch_size(batch))
+            self.confirmation.add(kept_of(batch, rows, result, others, slot), plan, batch_size(batch))
         return squares
 
     def settings(self) -> tuple[object, ...]:
@@ -316,50 +311,7 @@ class Samplewise(Totals):
     def by(self, plan: Plan) -> Step:
         """A pass by the closed forms of this plan, without a reference to this object: a cycle would keep its memory."""
         pick, paths, self.scratch = float(self.confirmation.generator.random()), self.confirmation.compared, Scratch()
-        return partial(_pass, self.model, self.parameters, plan, self.cotangents, self.objective, self.scratch, pick, paths)
-
-
-def _pass(
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    plan: Plan,
-    cotangents: kinds.Cotangents,
-    objective: Objective,
-    scratch: Scratch,
-    pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
-    compared: Collection[int],  # paths of passes before
-    given: Given,
-    audit: Audit | None = None,
-) -> Pass:
-    batch, noise, rows, turn, slot = given
-    forms = set[Hashable]() if tensors(batch)[0].is_cuda else None
-    drawn, alone = Drawn(rows, turn=turn, compared=compared, slot=slot, audit=audit, forms=forms), []
-
-    def sent(logits: Tensor) -> Sequence[Tensor]:
-        if logits.shape[:1] != (batch_size(batch),):
-            raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
-        outputs = logits.detach()
-        passes = cotangents(outputs, objective.targets(batch), noise)
-        drawn.number = _picked(passes, rows, pick)
-        for row in rows.split(1) if len(rows) else ():
-            alone.append(cotangents(outputs[row], objective.targets(take(batch, row)), noise[row])[drawn.number])
-        return passes
-
-    result = closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch, drawn)
-    result.number, result.turn, result.path, result.alone = drawn.number, drawn.turn, drawn.path, torch.cat(alone) if alone else None
-    if rows.is_cuda and result.parts:
-        result.packs = packed(result.parts)
-    return result
-
-
-def _picked(passes: Sequence[Tensor], rows: Tensor, pick: float) -> int:
-    """The number of one of the cotangents; on the CPU the likelier, the larger it is for these samples: an unlikely label's hides what the
-    others do. A GPU would have to wait."""
-    if len(passes) > 1 and len(rows) and not rows.is_cuda:
-        edges = torch.stack([each[rows].double().square().sum() for each in passes]).cumsum(0)
-        if 0 < edges[-1] < torch.inf:
-            return min(int(torch.searchsorted(edges, pick * edges[-1], right=True)), len(passes) - 1)
-    return int(pick * len(passes))
+        return partial(planned_pass, self.model, self.parameters, plan, self.cotangents, self.objective, self.scratch, pick, paths)
 
 
 def _confirmation(
@@ -373,19 +325,6 @@ def _confirmation(
 def _not_zero(names: Sequence[str], squares: Squares) -> list[str]:
     flags = torch.stack([squares[name].any() for name in names]).tolist()  # the device is waited for once
     return [name for name, flag in zip(names, flags, strict=True) if flag]
-
-
-def _kept(batch: Batch, rows: Tensor, result: Pass, others: list[Part], slot: int) -> Kept:
-    """What a pass has kept of its drawn samples, in memory of their own: a CUDA graph writes to the same places again."""
-    assert result.alone is not None
-    alone, parts = result.alone, result.parts
-    if rows.is_cuda:
-        alone = alone.clone()
-        if result.packs is not None:
-            parts = unpacked(parts, {kind: pack.clone() for kind, pack in result.packs.items()})
-    parts = [*parts, *others]
-    logits, cotangents = result.logits[rows], result.cotangents[result.number][rows]
-    return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, result.turn, result.path)
 
 
 def _graphed(step: Callable[..., Result]) -> Callable[..., Result]:
