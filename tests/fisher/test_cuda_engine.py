@@ -119,3 +119,22 @@ def test_later_calls_make_no_eager_pass(monkeypatch):
     for _ in range(3):
         diagonal(model, batches)
     assert passes == [False, True, True, True]
+
+
+def test_the_label_at_which_samples_are_compared_is_one_that_counts(monkeypatch):
+    """A graph is for one number, so it is chosen before: of eight labels, all but one of probability exp(-30)."""
+    model, seen = nn.Linear(3, 8).cuda(), []
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([-30.0] * 5 + [0.0, 0.5, -30.0]))
+    step = adders.planned_pass
+
+    def noted(*given):
+        result = step(*given)
+        seen.append(result.number)
+        return result
+
+    monkeypatch.setattr(adders, "planned_pass", noted)
+    batches = [(torch.randn(20, 3).cuda(), torch.randint(8, (20,)).cuda()) for _ in range(3)]
+    for seed in range(5):
+        diagonal(model, batches, kind="expected", seed=seed)
+    assert seen and set(seen) <= {5, 6}

@@ -20,11 +20,11 @@ from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.early import Early
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.company import Alone
-from expunge.fisher.confirming import Confirmation, Revised, Unfounded, waiting_at_most
+from expunge.fisher.confirming import FIRST, Confirmation, Revised, Unfounded, waiting_at_most
 from expunge.fisher.familiar import FamiliarStep
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.linearity import check_linear
-from expunge.fisher.planned import Step, kept_of, planned_pass
+from expunge.fisher.planned import Step, kept_of, picked, planned_pass
 from expunge.fisher.planning.description import warn_if_slow
 from expunge.fisher.planning.survey import Plan, obvious_plan, survey
 from expunge.fisher.queueing import QueuedConfirmation
@@ -244,7 +244,8 @@ class Samplewise(Totals):
         plan = self.plan_now
         if self.step is None:
             captured = tensors(batch)[0].is_cuda and self.several and not (plan.batched or plan.looped or hooked(self.model))
-            self.step = FamiliarStep(self.by(plan), plan, self.settings()) if captured else self.by(plan)
+            step = self.by(plan, self.pick(batch, noise))
+            self.step = FamiliarStep(step, plan, self.settings()) if captured else step
         logits = plan.logits if self.logits is None and isinstance(self.step, FamiliarStep) else self.logits
         if logits is not None and not (self.labels is not None and self.labels.inside(logits)):
             self.objective.check_batch(logits, batch)  # a CUDA graph cannot
@@ -308,9 +309,18 @@ class Samplewise(Totals):
         """What a pass depends on beside its plan and its batch."""
         return self.scales, self.draws, frozenset((value.dtype, value.device) for value in self.parameters.values())
 
-    def by(self, plan: Plan) -> Step:
+    def pick(self, batch: Batch, noise: Tensor) -> float:
+        """Which of the cotangents drawn samples are compared at; on a GPU drawn here by their size for a few samples: graphs cannot."""
+        pick = float(self.confirmation.generator.random())
+        if not (noise.is_cuda and self.scales and self.confirms):
+            return pick
+        few, noise = take(batch, slice(0, FIRST)), noise[:FIRST]
+        passes = self.cotangents(self.confirmation.logits_of(few), self.objective.targets(few), noise)
+        return (picked(passes, torch.arange(len(noise), device=noise.device), pick) + 0.5) / len(passes)
+
+    def by(self, plan: Plan, pick: float = 0.0) -> Step:
         """A pass by the closed forms of this plan, without a reference to this object: a cycle would keep its memory."""
-        pick, paths, self.scratch = float(self.confirmation.generator.random()), self.confirmation.compared, Scratch()
+        paths, self.scratch = self.confirmation.compared, Scratch()
         return partial(planned_pass, self.model, self.parameters, plan, self.cotangents, self.objective, self.scratch, pick, paths)
 
 

@@ -31,7 +31,7 @@ def planned_pass(
     cotangents: kinds.Cotangents,
     objective: Objective,
     scratch: Scratch,
-    pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at
+    pick: float,  # in [0, 1): which of the cotangents the drawn samples are kept at; on a GPU by their number, elsewhere by their size
     compared: Collection[int],  # paths of passes before
     given: Given,
     audit: Audit | None = None,
@@ -45,7 +45,7 @@ def planned_pass(
             raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
         outputs = logits.detach()
         passes = cotangents(outputs, objective.targets(batch), noise)
-        drawn.number = picked(passes, rows, pick)
+        drawn.number = int(pick * len(passes)) if rows.is_cuda else picked(passes, rows, pick)  # a GPU would have to wait
         for row in rows.split(1) if len(rows) else ():
             alone.append(cotangents(outputs[row], objective.targets(take(batch, row)), noise[row])[drawn.number])
         return passes
@@ -58,9 +58,9 @@ def planned_pass(
 
 
 def picked(passes: Sequence[Tensor], rows: Tensor, pick: float) -> int:
-    """The number of one of the cotangents; on the CPU the likelier, the larger it is for these samples: an unlikely label's hides what the
-    others do. A GPU would have to wait."""
-    if len(passes) > 1 and len(rows) and not rows.is_cuda:
+    """The number of one of the cotangents, the likelier the larger it is for these samples: an unlikely label's hides what the others
+    do."""
+    if len(passes) > 1 and len(rows):
         edges = torch.stack([each[rows].double().square().sum() for each in passes]).cumsum(0)
         if 0 < edges[-1] < torch.inf:
             return min(int(torch.searchsorted(edges, pick * edges[-1], right=True)), len(passes) - 1)

@@ -186,7 +186,8 @@ class QueuedConfirmation(Confirmation):
         self._note(found, queued.whole)
         if not found.wrong:
             return
-        if self._coarse(logits) and not queued.precise and self._holds_precisely(queued, plan, found):
+        holds = self._together_precisely if self._precise else self._holds_precisely  # as later comparisons, once that is known
+        if self._coarse(logits) and not queued.precise and holds(queued, plan, found):
             self._precise = True
             self.clearances += 1
             self.doubts.settled[BY_PRECISION] += 1
@@ -199,6 +200,13 @@ class QueuedConfirmation(Confirmation):
         with tf32.switched_off():
             together, alone = self.logits_of(kept.batch)[kept.rows[:1]], self.logits_of(take(kept.samples, slice(0, 1)))
         return output_error(together, alone) < tolerance(alone) / 10
+
+    def _together_precisely(self, queued: _Queued, plan: Plan, found: Differences) -> bool:
+        """Whether the plan gives the gradients of a plain pass without TF32 to all drawn samples together."""
+        try:
+            return found.largest <= NOISY and not self._begun_precisely(queued.comparison, plan).read(_precisely, allowed)
+        except Exception:  # settled as on the CPU
+            return False
 
     def _holds_precisely(self, queued: _Queued, plan: Plan, found: Differences) -> bool:
         """Whether the plan gives the gradients of a plain pass without TF32: to all drawn samples together, and to those of one batch
