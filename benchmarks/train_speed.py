@@ -30,6 +30,8 @@ from expunge.vision.networks import NETWORKS
 
 EPOCH = 50_000  # images; times of fewer are scaled up
 DEFAULT = ("resnet20", "vgg16", "googlenet", "densenet100")
+LOADER = "DataLoader, float32, eager"
+VARIANTS = ("float32", "bfloat16", "bfloat16, without our kernels", LOADER)
 
 
 def arguments() -> argparse.Namespace:
@@ -38,6 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--loader-share", type=float, default=1.0, help="of the images for the slow DataLoader loop, scaled up")
     parser.add_argument("--together", type=int, nargs="*", default=[1, 2, 3, 4, 6], help="how many networks share the device")
     parser.add_argument("--compile", action="store_true", help="also with torch.compile, which takes a minute to compile")
@@ -134,10 +137,11 @@ def measured(name: str, options: argparse.Namespace, images: Images) -> dict[str
         "float32": lambda: ours(name, images, options.device, options.rounds, "float32"),
         "bfloat16": lambda: ours(name, images, options.device, options.rounds, "bfloat16"),
         "bfloat16, without our kernels": lambda: without_kernels(name, images, options.device, options.rounds),
-        "DataLoader, float32, eager": lambda: [loader_loop(name, images, options.device, options.workers, options.loader_share)],
+        LOADER: lambda: [loader_loop(name, images, options.device, options.workers, options.loader_share)],
     }
     if options.compile:
         variants["bfloat16, torch.compile"] = lambda: ours(name, images, options.device, options.rounds, "bfloat16", compiled=True)
+    variants = {variant: call for variant, call in variants.items() if variant in (*options.variants, "bfloat16, torch.compile")}
     found: dict[str, object] = {}
     for variant, call in variants.items():
         times = [seconds * EPOCH / len(images) for seconds in call()]
@@ -163,7 +167,7 @@ def main() -> None:
             options.json.write_text(json.dumps({**about, "seconds_an_epoch": results}, indent=1) + "\n")
     for name, found in results.items():
         medians = {variant: statistics.median(times) for variant, times in found.items() if isinstance(times, list)}
-        slow = medians["DataLoader, float32, eager"]
+        slow = max(medians.values())
         print(f"{name:12} " + "  ".join(f"{variant} {value:.3f} s ({slow / value:.1f}x)" for variant, value in medians.items()))
 
 

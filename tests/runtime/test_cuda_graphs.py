@@ -2,6 +2,7 @@
 
 import gc
 import random
+import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -102,6 +103,24 @@ def test_a_size_is_captured_once_it_is_warm(monkeypatch):
     assert recorder.eager == [each.tolist() for each in rows[:WARM]]
     assert recorder.replayed == [each.tolist() for each in rows[WARM:]]
     assert recorder.captures == [4] and recorder.cleared == 1 and torch.backends.cudnn.benchmark == before
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_failed_capture_leaves_nothing_of_its_pass(monkeypatch, lasting):
+    """Even where its error is kept for ever, as torch keeps those of CUDA."""
+    kept, passes = [], []
+
+    def forward(recorder):
+        hidden = torch.ones(2, requires_grad=True) * 2
+        passes.append(weakref.ref(hidden))
+        if recorder.capturing:
+            kept.append(RuntimeError("operation not permitted when stream is capturing"))
+            raise kept[0]
+
+    recorder = Recorder(monkeypatch, lambda: forward(recorder), lasting=lasting)
+    for _ in range(WARM + 1):
+        recorder.graphed(torch.arange(4))
+    assert len(kept) == 1 and not recorder.graphed.capturable and [each() for each in passes] == [None] * (WARM + 2)
 
 
 def test_every_size_has_a_graph_of_its_own_and_a_first_step_without(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -82,16 +83,25 @@ class GraphedStep(Generic[Result]):
             # Only this thread's mistakes break a capture: others may be at work on the same device.
             with self._kernels(), uncollected(), self._capturing(graph, stream=_own_stream(), capture_error_mode="thread_local"):
                 result = self.step(static)
-        except Exception:
+        except Exception as error:
             torch.cuda.synchronize()
             self.capturable = False
             renew_generator()
+            _clear_frames(error)
         else:
             self.capturable = generators.same_as(Generators.now())
         if self.capturable:
             self._captured[form] = _Captured(graph, static, result)
         else:
             generators.restore()
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what the functions that failed held: with torch 2.11 errors of CUDA were kept for ever, and with them the captured pass,
+    whose nodes then took part, with a warning, in every backward pass."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
 
 
 def _generator_as_now() -> Callable[[], object]:
