@@ -52,6 +52,15 @@ def test_an_average_stands_beside_the_papers_with_the_number_of_models():
     assert "In brackets: the paper's number." in plain(average) and "over seeds" not in plain(average)
 
 
+def test_a_part_of_a_dataset_is_said():
+    members, found = made("table1")
+    whole = {digest: replace(each, class_accuracies={"after": [0.5] * 100, "before": [0.5] * 100}) for digest, each in found.items()}
+    part = {digest: replace(each, class_accuracies={"after": [0.5] * 10}) for digest, each in found.items()}
+    said = "cifar100: 10 of its 100 classes, the part that was at hand."
+    for results, blocks in ((found, set()), (whole, set()), (part, {"cifar100/googlenet", AVERAGE})):
+        assert {table.block for table in tables(EXPERIMENTS["table1"], members, results) if said in table.notes} == blocks
+
+
 def test_an_average_weighs_models_alike_and_needs_all_of_them():
     members, found = made("table1")
     first = [entry for entry in members if entry.block == "cifar10/resnet20"]

@@ -1,6 +1,7 @@
 """Trainings within `training.kept`: what is read back, what goes on, what begins again, and what it costs."""
 
 import os
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -117,21 +118,43 @@ def test_a_short_training_writes_nothing(tmp_path):
     assert not (tmp_path / "kept").exists()
 
 
-def test_writing_takes_no_more_than_its_share(tmp_path, monkeypatch):
-    """By a clock of the test's: an epoch takes 2 seconds, to write a state takes 1."""
-    now, written = [0.0], []
+@pytest.fixture
+def written(monkeypatch):
+    """Epochs of the states that are written, by a clock of the test's: an epoch takes 2 seconds, to write a state as long as is asked."""
+    now, states = [0.0], []
     monkeypatch.setattr(keeping.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(keeping, "_keepers", WeakSet())
 
-    def save(path, model, optimizer, epoch, *others):
-        written.append((epoch, optimizer is None))
-        now[0] += 1
+    def run(keepers, takes=1.0, epochs=40):
+        def save(path, model, optimizer, epoch, *others):
+            states.append((path.name, epoch, optimizer is None))
+            now[0] += takes
 
-    monkeypatch.setattr(checkpoints, "save", save)
+        monkeypatch.setattr(checkpoints, "save", save)
+        for epoch in range(1, epochs + 1):
+            now[0] += 2
+            for keeper in keepers:
+                optimizer = torch.optim.SGD([torch.zeros(1)])
+                keeper.save(network(), optimizer, epoch, epochs, torch.device("cpu"))
+        return states
+
+    return run
+
+
+def test_writing_takes_no_more_than_its_share(tmp_path, written):
     keeper = keeping.Keeper(tmp_path / "state", keeping._Context(tmp_path, ""))
-    for epoch in range(1, 41):
-        now[0] += 2
-        keeper.save(network(), None if epoch == 40 else torch.optim.SGD([torch.zeros(1)]), epoch, 40, torch.device("cpu"))
-    assert [epoch for epoch, _ in written] == [3, 13, 23, 33]  # after 6 seconds, then every 20; the clock of the end is another
+    assert written([keeper]) == [("state", epoch, False) for epoch in (3, 13, 23, 33)]  # the end has another clock
+
+
+def test_a_file_of_its_own_has_every_state_that_takes_little_and_always_the_last(tmp_path, written):
+    assert written([keeping.Keeper(tmp_path / "large", None)]) == [("large", epoch, False) for epoch in (1, 11, 21, 31, 40)]
+    assert written([keeping.Keeper(tmp_path / "small", None)], takes=0.04)[5:] == [("small", epoch, False) for epoch in range(1, 41)]
+
+
+def test_trainings_side_by_side_share_the_time_for_writing(tmp_path, written):
+    keepers = [keeping.Keeper(tmp_path / name, None) for name in "abcd"]
+    states = written(keepers, epochs=200)  # 400 seconds, of which each of four may take 5
+    assert len(states) <= 4 * (5 + 2) and {name for name, epoch, _ in states if epoch == 200} == set("abcd")
 
 
 def test_a_full_disk_stops_nothing(tmp_path, always, monkeypatch):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from expunge.experiments.cells import REFERENCE
 from expunge.experiments.paper import AVERAGE, ORIGINAL, Number, printed
-from expunge.experiments.planned_cells import CONTROL, Entry
+from expunge.experiments.planned_cells import CLASSES, CONTROL, Entry
 from expunge.experiments.plans import Experiment
 from expunge.experiments.results import DIVERGED, NO_DATA, Result
 from expunge.methods.lookup import distinct_labels
@@ -169,6 +169,7 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
         notes["Retrain is measured at its last epoch: it was not chosen among several."] = None
     if block == AVERAGE:
         notes[f"The mean over {len(models)} models, {', '.join(models)}; where some have no number, how many have one."] = None
+    notes |= dict.fromkeys(_parts_of_datasets(shown.values()))
     if not comparable and any(value.paper for row in rows for value in row.values):
         alone = "" if block == AVERAGE else ", and no number for this one"
         notes[f"The paper prints the average over its {MODELS} models{alone}: no gap."] = None
@@ -176,6 +177,15 @@ def _table(experiment: Experiment, view: str, block: str, entries: Sequence[Entr
     title = VIEWS[view].title.format(on=" or ".join(CHOSEN_ON[part] for part in sorted(on)) or "nothing yet")
     heading = ", ".join(filter(None, (f"{experiment.name}: {experiment.title}", block, part, title)))
     return Table(experiment.name, view, block, heading, tuple(columns), tuple(_with_best(rows, columns, view)), tuple(notes), part)
+
+
+def _parts_of_datasets(results: Iterable[Result]) -> list[str]:
+    """What to say of datasets of which some classes were at hand, not all."""
+    found = {each.cell.dataset: len(by_class) for each in results for by_class in each.class_accuracies.values()}
+    whole = {name: CLASSES.get(name, 10) for name in found if name in DATASETS}
+    return [
+        f"{name}: {found[name]} of its {count} classes, the part that was at hand." for name, count in whole.items() if found[name] < count
+    ]
 
 
 def _group(entry: Entry) -> tuple[str, ...]:

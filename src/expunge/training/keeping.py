@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -21,7 +22,8 @@ from expunge.training import checkpoints
 from expunge.training.carrying import Carried, holds_nothing
 
 EVERY = 5.0  # seconds between two states of a training, at least
-SHARE = 20.0  # times as long as the last state took to write, at least
+SHARE = 20.0  # times as long as the last states of all trainings took to write, at least
+LITTLE = 0.05  # seconds: a training with a file of its own writes a state that took less after every epoch
 WORTH = 0.5  # seconds: a training that took less is as soon made again as read back
 
 
@@ -45,6 +47,7 @@ class _Context:
 
 
 _contexts: list[_Context] = []  # those that are open
+_keepers: WeakSet[Keeper] = WeakSet()  # of trainings that run: side by side they wait for each other's states
 
 
 @contextmanager
@@ -92,6 +95,7 @@ class Keeper:
         self.settings: dict[str, str] = {}
         self.carried = Carried()
         self.began, self.saved, self.cost = clock(), time.monotonic(), 0.0
+        _keepers.add(self)
 
     @classmethod
     def of(cls, keep: str | os.PathLike[str] | None, goes_on: Callable[[], bool]) -> Keeper | None:
@@ -125,23 +129,24 @@ class Keeper:
             return 0
 
     def save(self, model: nn.Module, optimizer: Optimizer, epoch: int, epochs: int, device: torch.device) -> None:
-        """Write the state after so many epochs; in a context where it is worth it, and where there is room on the disk."""
-        if self.context is None:
-            checkpoints.save(self.path, model, optimizer, epoch, self.settings, device, self.carried.get())
-            return
-        if not self._is_due(epoch == epochs):
+        """Write the state after so many epochs where it is worth it; in a context also where there is room on the disk."""
+        ended = epoch == epochs
+        if not self._is_due(ended):
             return
         started = time.monotonic()
-        with suppress(OSError):  # what is kept is to save time: the result does not need it
-            state = None if epoch == epochs else optimizer
+        with suppress(*[] if self.context is None else [OSError]):  # what is kept there is to save time: the result does not need it
+            state = None if ended and self.context is not None else optimizer
             checkpoints.save(self.path, model, state, epoch, self.settings, device, self.carried.get())
         self.saved = time.monotonic()
         self.cost = self.saved - started
 
     def _is_due(self, ended: bool) -> bool:
         if ended:
-            return self._seconds() >= WORTH
-        return time.monotonic() - self.saved >= max(EVERY, SHARE * self.cost)
+            return self.context is None or self._seconds() >= WORTH
+        if self.context is None and self.cost < LITTLE:
+            return True
+        least = 0.0 if self.context is None else EVERY
+        return time.monotonic() - self.saved >= max(least, SHARE * sum(keeper.cost for keeper in _keepers))
 
     def _seconds(self) -> float:
         return clock() - self.began
