@@ -9,7 +9,7 @@ from torch import nn
 from expunge.fisher import diagonal
 from expunge.fisher.closed_forms import convolution, rules, shared
 from expunge.fisher.closed_forms.audit import Audit
-from expunge.fisher.planning.survey import Plan
+from expunge.fisher.planning.plan import Plan
 from tests.fisher.cases import MODELS, build
 from tests.fisher.patterns import K, check, labels
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from expunge.fisher import diagonal
 from expunge.fisher.comparing import NOISE
 from expunge.fisher.doubting import Doubts
-from expunge.fisher.planning.survey import Plan
+from expunge.fisher.planning.plan import Plan
 from tests import reference
 from tests.fisher import patterns
 

@@ -15,7 +15,7 @@ from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.familiar import FamiliarStep
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.passes import Pass
-from expunge.fisher.planning.survey import Plan
+from expunge.fisher.planning.plan import Plan
 from expunge.fisher.queueing import QueuedConfirmation
 from expunge.runtime.nested import tensors
 

@@ -31,10 +31,10 @@ def peak(name: str, fisher: bool) -> int:
 
     from expunge.fisher import diagonal
     from expunge.fisher.doubting import Doubts
-    from expunge.fisher.planning import survey
+    from expunge.fisher.planning import definition
 
     # Whether rounding raises a doubt, of the plan or of drawn samples, hangs on the machine; a copy of the model in float64 settles it.
-    survey.tolerance = lambda tensor: 1.0
+    definition.tolerance = lambda tensor: 1.0
     Doubts.unexplained = lambda self, *given: []  # type: ignore[method-assign]
     torch.manual_seed(0)
     model = CASES[name].build().eval()

@@ -14,7 +14,7 @@ from expunge.errors import ModelError
 from expunge.fisher import adders, diagonal, queueing
 from expunge.fisher.comparing import Comparison
 from expunge.fisher.doubting import BY_PRECISION
-from expunge.fisher.planning.survey import PROBE
+from expunge.fisher.planning.definition import PROBE
 from expunge.fisher.queueing import QueuedConfirmation
 from tests import reference
 from tests.fisher import patterns, test_cuda_confirmed

@@ -19,7 +19,8 @@ from expunge.fisher.comparing import Kept
 from expunge.fisher.confirming import Confirmation, Revised
 from expunge.fisher.fitting import Fitting
 from expunge.fisher.naming import objective_name
-from expunge.fisher.planning.survey import Plan, survey_without_closed_forms
+from expunge.fisher.planning.plan import Plan
+from expunge.fisher.planning.survey import survey_without_closed_forms
 from expunge.fisher.reading import checked
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.showing import samples_with_gradient

@@ -26,7 +26,8 @@ from expunge.fisher.fitting import Fitting
 from expunge.fisher.linearity import check_linear
 from expunge.fisher.planned import Step, kept_of, picked, planned_pass
 from expunge.fisher.planning.description import warn_if_slow
-from expunge.fisher.planning.survey import Plan, obvious_plan, survey
+from expunge.fisher.planning.plan import Plan
+from expunge.fisher.planning.survey import obvious_plan, survey
 from expunge.fisher.queueing import QueuedConfirmation
 from expunge.fisher.reading import Labels
 from expunge.fisher.samples import Squares, batched, looped

@@ -15,8 +15,9 @@ from expunge.errors import InputError, ModelError
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_form
 from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.planning.definition import random_like, tolerance
 from expunge.fisher.planning.passes import closed_forms
-from expunge.fisher.planning.survey import Plan, random_like, tolerance
+from expunge.fisher.planning.plan import Plan
 from expunge.fisher.samples import Squares, as_pairs, batched, fresh, gradients, largest_of, sizes_of, unmasked
 from expunge.runtime.nested import combine_tensors, leaves, tensors
 

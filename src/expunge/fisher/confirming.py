@@ -20,8 +20,9 @@ from expunge.fisher.company import COMPANY, Alone, check_losses, company, halves
 from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
+from expunge.fisher.planning.definition import COUPLED, NOT_FINITE, random_like, tolerance
 from expunge.fisher.planning.passes import Pass
-from expunge.fisher.planning.survey import COUPLED, NOT_FINITE, Plan, random_like, tolerance
+from expunge.fisher.planning.plan import Plan
 from expunge.fisher.samples import fresh, gradients, is_usable, output_error, relative_errors
 from expunge.runtime.modes import Generators
 from expunge.runtime.transfers import sent

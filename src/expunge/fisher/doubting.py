@@ -25,7 +25,8 @@ from expunge.data.calling import out_of_memory
 from expunge.data.objective import Batch, Objective
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.comparing import Comparison, Differences, Kept, Tolerated, judged, keep
-from expunge.fisher.planning.survey import Plan, random_like, tolerance
+from expunge.fisher.planning.definition import random_like, tolerance
+from expunge.fisher.planning.plan import Plan
 from expunge.fisher.rows import explained
 from expunge.fisher.samples import fresh, gradients
 from expunge.model.copying import copied

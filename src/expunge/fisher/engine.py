@@ -13,7 +13,7 @@ from expunge.fisher.adders import Batchwise, Samplewise
 from expunge.fisher.borrowing import check_differentiable, undisturbed, wanted_parameters
 from expunge.fisher.confirming import Revised
 from expunge.fisher.naming import objective_name
-from expunge.fisher.planning.survey import Plan
+from expunge.fisher.planning.plan import Plan
 from expunge.fisher.reading import checked
 from expunge.fisher.sums import FisherSums
 from expunge.model.copying import unwrapped

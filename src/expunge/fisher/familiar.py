@@ -13,7 +13,7 @@ from expunge.data.batches import batch_size
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.planning.passes import Pass
-from expunge.fisher.planning.survey import Plan
+from expunge.fisher.planning.plan import Plan
 from expunge.runtime.cuda_graphs import GraphedStep, form_of
 from expunge.runtime.nested import Batch
 

@@ -10,7 +10,9 @@ from torch import nn
 from expunge.data.batches import Data, as_batches, batch_size, device_of, to_device
 from expunge.data.objective import Objective
 from expunge.fisher.borrowing import undisturbed
-from expunge.fisher.planning.survey import PROBE, Plan, survey
+from expunge.fisher.planning.definition import PROBE
+from expunge.fisher.planning.plan import Plan
+from expunge.fisher.planning.survey import survey
 from expunge.model.checks import check_batch
 
 

@@ -11,7 +11,7 @@ from expunge.data.batches import take
 from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
 from expunge.fisher.comparing import judged
-from expunge.fisher.planning.survey import random_like, tolerance
+from expunge.fisher.planning.definition import random_like, tolerance
 from expunge.fisher.samples import fresh, gradients
 
 SCALE = -0.5  # both a sign and a size: a hook that clips knows sizes, one that drops the negative knows signs

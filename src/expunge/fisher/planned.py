@@ -16,7 +16,7 @@ from expunge.fisher.closed_forms.drawn import Drawn, Part, packed, unpacked
 from expunge.fisher.closed_forms.scratch import Scratch
 from expunge.fisher.comparing import Kept
 from expunge.fisher.planning.passes import Pass, closed_forms
-from expunge.fisher.planning.survey import Plan
+from expunge.fisher.planning.plan import Plan
 from expunge.runtime.nested import tensors
 
 # A batch, its noise, the numbers of the drawn samples, in which part of the parameters they are kept, and in which memory.

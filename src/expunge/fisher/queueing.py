@@ -25,7 +25,8 @@ from expunge.fisher.closed_forms import tf32
 from expunge.fisher.comparing import Comparison, Differences, Kept, Unread, allowed, keep
 from expunge.fisher.confirming import FIRST, Confirmation, Revised
 from expunge.fisher.doubting import BY_PRECISION, in_channels_last, in_smaller_company
-from expunge.fisher.planning.survey import Plan, random_like, tolerance
+from expunge.fisher.planning.definition import random_like, tolerance
+from expunge.fisher.planning.plan import Plan
 from expunge.fisher.samples import as_pairs, largest_of, output_error, unmasked
 from expunge.runtime.transfers import sent
 

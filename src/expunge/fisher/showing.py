@@ -11,7 +11,7 @@ from torch import nn
 from expunge.data.batches import batch_size, take
 from expunge.data.objective import Batch, Objective
 from expunge.fisher.comparing import NOISE
-from expunge.fisher.planning.survey import random_like
+from expunge.fisher.planning.definition import random_like
 from expunge.fisher.samples import fresh, gradients, sizes_of
 
 

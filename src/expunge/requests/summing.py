@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from expunge.data.chunks import BATCHES
 from expunge.fisher import FisherSums
 from expunge.fisher.chunks import Pass
-from expunge.fisher.planning.survey import PROBE
+from expunge.fisher.planning.definition import PROBE
 from expunge.requests.grouping import Grouping
 from expunge.requests.task import Task
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from expunge.errors import InputError, SlowFisherWarning
-from expunge.fisher.planning.survey import Plan
+from expunge.fisher.planning.plan import Plan
 from expunge.runtime.callers import level_of_caller
 from expunge.runtime.display import counted, html_table, text_table
 
