@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from expunge.errors import ModelError
-from expunge.fisher import adders, diagonal, queueing
+from expunge.fisher import adders, comparing, diagonal, queueing
 from expunge.fisher.comparing import Comparison
 from expunge.fisher.doubting import BY_PRECISION
 from expunge.fisher.planning.definition import PROBE
@@ -141,7 +141,7 @@ def test_a_parameter_that_no_drawn_sample_shows_is_confirmed_or_looped(made):
 
 def test_a_doubt_of_rounding_is_settled_without_reading_the_data_again(made, monkeypatch):
     monkeypatch.setattr(QueuedConfirmation, "tolerated", lambda self, tensor: 1e-2 if tensor.shape[1:] == (patterns.K,) else 1e-9)
-    monkeypatch.setitem(adders.Confirmation.__init__.__globals__["NOISE"], torch.float32, 0.0)
+    monkeypatch.setitem(comparing.NOISE, torch.float32, 0.0)
     diagonal(network(), data(6))
     assert not made[0]._patient and sum(made[0].doubts.settled.values()) >= 1
 

@@ -24,6 +24,7 @@ from expunge.fisher.planning.survey import survey_without_closed_forms
 from expunge.fisher.reading import checked
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.showing import samples_with_gradient
+from expunge.fisher.steadiness import Steadiness
 from expunge.fisher.sums import FisherSums
 from expunge.model.checks import check_module
 from expunge.model.copying import unwrapped
@@ -74,6 +75,7 @@ class _Adder:
         self.fitting = Fitting()
         self.confirms = device_of(model).type in adders.CONFIRMED_ON
         self.confirmation = Confirmation(model, parameters, objective, seed=0)
+        self.steadiness = Steadiness(model, parameters, objective)
 
     def add(self, batch: Batch) -> None:
         samples = batch_size(batch)
@@ -110,12 +112,12 @@ class _Adder:
 
     def sizes(self, batch: Batch, drawn: list[int]) -> Squares:
         """Σ_n |∂ℓ_n/∂w| over a batch; the drawn samples are passed on to be compared."""
-        before = self.confirmation.moving()
+        before = self.steadiness.now()
         logits = self.confirmation.logits_of(batch)
         if logits.shape[:1] != (batch_size(batch),):
             raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
         if self.confirms:
-            self.confirmation.steady(batch, before)
+            self.steadiness.check(batch, before)
         losses = kinds.empirical(self.objective)
         cotangents = losses(logits, self.objective.targets(batch), logits)
         kept = Drawn(torch.tensor(drawn, dtype=torch.int64, device=logits.device))

@@ -32,6 +32,7 @@ from expunge.fisher.queueing import QueuedConfirmation
 from expunge.fisher.reading import Labels
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.showing import samples_with_gradient
+from expunge.fisher.steadiness import Steadiness
 from expunge.runtime.cuda_graphs import GraphedStep, Result
 from expunge.runtime.modes import hooked
 from expunge.runtime.nested import tensors
@@ -100,6 +101,7 @@ class Samplewise(Totals):
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirms = (place := device_of(model).type) in CONFIRMED_ON
         self.confirmation = _confirmation(place, model, parameters, objective, self.seed, expected)
+        self.steadiness = Steadiness(model, parameters, objective)
         self.several = expected != 1  # batches, as far as is known: to capture a graph for one would be in vain
         self.plan = plan
         self.surveys = False  # at once: an obvious plan did not hold
@@ -181,10 +183,10 @@ class Samplewise(Totals):
             check_linear(self.model, self.parameters, batch, self.objective)
         self.begun = True
         if samples == 1:  # one sample is its own definition
-            before = self.confirmation.moving()
+            before = self.steadiness.now()
             result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))
             if self.confirms:
-                self.confirmation.steady(batch, before)
+                self.steadiness.check(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
         if self.plan is None and self.confirms and not self.surveys:
             self.plan = obvious_plan(self.model, self.parameters, batch, self.objective)
@@ -250,7 +252,7 @@ class Samplewise(Totals):
         logits = plan.logits if self.logits is None and isinstance(self.step, FamiliarStep) else self.logits
         if logits is not None and not (self.labels is not None and self.labels.inside(logits)):
             self.objective.check_batch(logits, batch)  # a CUDA graph cannot
-        rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.confirmation.moving()
+        rows, before = sent(torch.tensor(drawn, dtype=torch.int64), noise.device), self.steadiness.now()
         turn, slot = self.confirmation.turn(len(noise)), 0 if rows.is_cuda else self.confirmation.slot
         self.scratch.add_early(early)
         added = set[str]() if early is None else early.added
@@ -281,7 +283,7 @@ class Samplewise(Totals):
             self.confirmation.irregular = True
             return self.planned(batch, noise, self.confirmation.draw(batch_size(batch), plan.entries))
         if self.confirms:
-            self.confirmation.steady(batch, before)
+            self.steadiness.check(batch, before)
             self.confirmation.in_other_company(batch, noise, result, self.cotangents)
             if plan.mixes and not plan.batched and not plan.looped:  # loops see every sample alone
                 self.confirmation.among_few(batch, result.logits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy
 import torch
@@ -17,20 +16,18 @@ from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
 from expunge.fisher.company import COMPANY, Alone, check_losses, company, halves, worst_output
-from expunge.fisher.comparing import NOISE, Comparison, Differences, Kept, allowed
+from expunge.fisher.comparing import Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
-from expunge.fisher.planning.definition import COUPLED, NOT_FINITE, random_like, tolerance
+from expunge.fisher.planning.definition import COUPLED, NOT_FINITE, tolerance
 from expunge.fisher.planning.passes import Pass
 from expunge.fisher.planning.plan import Plan
-from expunge.fisher.samples import fresh, gradients, is_usable, output_error, relative_errors
-from expunge.runtime.modes import Generators
+from expunge.fisher.samples import fresh, is_usable, output_error
 from expunge.runtime.transfers import sent
 
 SHARE = {"cpu": 64, "cuda": 1024}  # of this many samples one is drawn; at least one of every batch
 FIRST = 16  # samples of a call that are all drawn, since the plan is young; one where batches are larger, beside others' logits
 KEPT_ENTRIES = 1 << 23  # of the operations' outputs, for samples that are drawn at once beyond the first
-CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
 LOUDER = 100  # times the squares of rounding: a gradient of another kind
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
 
@@ -78,9 +75,7 @@ class Confirmation:
         self.sought: set[str] = set()  # parameters whose largest gradient a sample has: it is compared in all, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
         self._drawn, self._batches, self._turn = 0, 0, 0
-        self._steady = self._accompanied = False
-        self._counters: list[object] | None = _counters(model)  # before the first batch
-        self._buffers = [module._buffers for module in model.modules() if module._buffers]
+        self._accompanied = False
         self._device = device_of(model)
         self._on_cuda = self._device.type == "cuda"
         self._waiting: list[Kept] = []
@@ -94,9 +89,6 @@ class Confirmation:
         """Of the parameters that were found so in this batch, how large it is."""
         self.rounding |= {name: max(self.rounding[name], float(squares[name].max())) for name in names if name in self.rounding}
 
-    def moving(self) -> _Moving:
-        return _Moving.now(self._buffers, self._device)
-
     def begin(self) -> None:
         """Start again, on the same data."""
         self.confirmed.clear()
@@ -107,38 +99,6 @@ class Confirmation:
         self._waiting.clear()
         self.compared.clear()
         self._drawn = self._batches = 0
-
-    def steady(self, batch: Batch, before: _Moving) -> None:
-        """Raise ModelError where the output changes from call to call; looked into where random numbers were drawn or buffers moved, and
-        where the first call changed a plain number of a module's."""
-        now, counters, self._counters = self.moving(), self._counters, None
-        if counters is not None and counters != _counters(self.model):
-            self._repeat(take(batch, slice(0, FIRST)))  # a few samples show what changes with a number of calls
-        random = not now.generators.same_as(before.generators) or now.on_device != before.on_device
-        if not random and (self._steady or now.buffers == before.buffers):
-            return
-        self._repeat(batch)
-        self._steady = True
-
-    def _repeat(self, batch: Batch) -> None:
-        """Raise ModelError where several calls with these samples give several outputs."""
-        with torch.no_grad():
-            first, *others = (self.objective.logits(self.model, fresh(batch)) for _ in range(2 if self._steady else CALLS))
-        if not is_usable(first):
-            raise ModelError(NOT_FINITE)
-        noise = max(NOISE.get(first.dtype, tolerance(first)), allowed(first) / 100 if first.is_cuda else 0.0)  # sums in any order
-        if any(not output_error(other, first) < noise for other in others):
-            raise ModelError(COUPLED)
-        one, two = (self._gradients_of(batch) for _ in range(2))  # which may change where outputs are but signs
-        pairs = [(value, one[name]) for name, value in two.items()] if one.keys() == two.keys() else [(first + 1, first)]
-        if any(not error < noise for error in relative_errors(pairs)):
-            raise ModelError(COUPLED)
-
-    def _gradients_of(self, batch: Batch) -> dict[str, Tensor]:
-        with torch.enable_grad():
-            logits = self.objective.logits(self.model, fresh(batch))
-        found = gradients(logits, self.parameters, random_like(logits)) if logits.requires_grad else {}
-        return {name: value for name, value in found.items() if value is not None}
 
     def queues(self, samples: int) -> bool:
         """Whether what is compared of a batch of this size is waited for later."""
@@ -333,22 +293,3 @@ class Confirmation:
             raise ModelError(NOT_FINITE)
         if not output_error(together, alone) < allowed(together) / 10:
             raise ModelError(COUPLED)
-
-
-def _counters(model: nn.Module) -> list[object]:
-    """The plain numbers that modules hold."""
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, (int, float))]
-
-
-class _Moving(NamedTuple):
-    """What a call of a model in eval mode should leave as it is: random numbers, and the buffers, by identity and version."""
-
-    generators: Generators
-    on_device: bytes  # the state of the GPU's generator
-    buffers: list[tuple[int, int]]
-
-    @classmethod
-    def now(cls, places: Sequence[Mapping[str, Tensor | None]], device: torch.device) -> _Moving:
-        buffers = [(id(buffer), buffer._version) for place in places for buffer in place.values() if buffer is not None]
-        drawn = torch.cuda.get_rng_state(device).numpy().tobytes() if device.type == "cuda" else b""
-        return cls(Generators.now(), drawn, buffers)
