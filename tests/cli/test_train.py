@@ -82,7 +82,7 @@ def test_ctrl_c_says_how_a_training_goes_on(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(training, "train_networks", interrupted)
     assert cli.main(["train", "--quiet", "--out", str(tmp_path)]) == 130
-    said = f"The state after the last whole epoch is in {tmp_path}/; the same command goes on from there.\nexpunge: stopped\n"
+    said = f"The state after a whole epoch, mostly the last, is in {tmp_path}/; the same command goes on from there.\nexpunge: stopped\n"
     assert capsys.readouterr().err == said
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from expunge.editing import masks
 from expunge.errors import InputError, ModelError
+from expunge.fisher import FisherSums
 
 GRANULARITIES, SCOPES = ("element", "kernel", "channel"), ("global", "layer")
 SHAPES = {"conv": (3, 2, 2, 3), "linear": (4, 3), "bias": (5,), "scale": (), "empty": (0, 2)}
@@ -50,6 +51,18 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 total = sum(math.prod(shape) for shape in SHAPES.values())
+
+
+def test_what_is_no_score_or_mask_is_refused() -> None:
+    sums = FisherSums({"weight": torch.ones(2, 2)}, 1, "empirical", "")
+    with pytest.raises(
+        InputError, match="score: must be a tensor for each parameter by name, as scores.fisher_difference.*found FisherSums"
+    ):
+        masks.select(sums, 0.1)
+    with pytest.raises(InputError, match="mask: must be a boolean tensor for each parameter by name, .*; found FisherSums"):
+        masks.masked_parameters(nn.Linear(2, 2), sums)
+
+
 tied_scores = st.lists(st.integers(-2, 2), min_size=total, max_size=total).map(whole)
 ratios = st.floats(0, 1, exclude_max=True)
 some_names = st.permutations(list(SHAPES)).flatmap(lambda names: st.integers(1, len(names)).map(lambda length: names[:length]))

@@ -68,6 +68,12 @@ def test_difference_refuses_weight_of_nothing() -> None:
         scores.fisher_difference(drawn(0, 5), remain_weight=1.0)
 
 
+@pytest.mark.parametrize("other", [nn.Linear(2, 2), {"weight": torch.ones(2)}, None])
+def test_what_are_no_sums_is_refused(other) -> None:
+    with pytest.raises(InputError, match="forget: must be FisherSums, as fisher.diagonal gives; found"):
+        scores.fisher_difference(other)
+
+
 def test_sums_over_nothing_are_refused() -> None:
     with pytest.raises(InputError, match="remain: must be sums over at least one sample; found 0"):
         scores.fisher_difference(drawn(0, 5), drawn(1, 0))

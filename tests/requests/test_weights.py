@@ -59,6 +59,15 @@ def test_a_prefix_that_is_no_wrappers_is_of_another_model(tmp_path):
         load_weights(tmp_path / "w.safetensors", network())
 
 
+def test_a_file_of_torchs_that_was_cut_off_is_refused(tmp_path):
+    torch.save(nn.Linear(60, 60).state_dict(), tmp_path / "whole.pt")
+    content, untouched = (tmp_path / "whole.pt").read_bytes(), network()
+    for part in (1, 100, 0.3, 0.6, 0.9, 0.99):
+        (tmp_path / "w.pt").write_bytes(content[: part if part >= 1 else int(part * len(content))])
+        with pytest.raises(InputError, match="weights: must .*; found .*w.pt"):
+            load_weights(tmp_path / "w.pt", untouched)
+
+
 def test_of_two_states_none_is_guessed(tmp_path):
     torch.save({"model": network().state_dict(), "ema": network().state_dict()}, tmp_path / "w.pt")
     with pytest.raises(InputError, match="weights: must hold one state_dict; save that of the model alone; found model, ema in "):

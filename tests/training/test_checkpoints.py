@@ -232,7 +232,7 @@ def test_a_file_cut_short_or_changed_is_refused(tmp_path):
             train(model, Noisy(), TUNINGS["momentum"], keep=path)
         assert weights_digest(model) == before and path.read_bytes() == held
     save_file({"a": torch.zeros(1)}, path, {"kind": "model"})
-    with pytest.raises(InputError, match="must hold 'training'; found model"):
+    with pytest.raises(InputError, match="keep: must hold 'training'; without it the training begins anew; found .*state: model"):
         train(model, Noisy(), TUNINGS["momentum"], keep=path)
 
 
@@ -298,7 +298,7 @@ def test_a_forged_file_is_refused_by_one_line_and_nothing_changed(name, tmp_path
     forged(path, FORGED[name])
     model, generators, content = network(seed=9), Generators.now(), path.read_bytes()
     before = weights_digest(model)
-    with pytest.raises(InputError, match=r"path: must hold all of a training \(.*\); nothing was changed; found .*state"):
+    with pytest.raises(InputError, match=r"keep: must hold all of a training \(.*\); nothing was changed; .*; found .*state"):
         train(model, Noisy(), tuning, keep=path)
     assert weights_digest(model) == before and Generators.now().same_as(generators) and path.read_bytes() == content
 

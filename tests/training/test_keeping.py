@@ -124,6 +124,7 @@ def written(monkeypatch):
     now, states = [0.0], []
     monkeypatch.setattr(keeping.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(keeping, "_keepers", WeakSet())
+    monkeypatch.setattr(keeping, "LITTLE", 0.05)
 
     def run(keepers, takes=1.0, epochs=40):
         def save(path, model, optimizer, epoch, *others):

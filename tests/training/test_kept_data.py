@@ -72,7 +72,7 @@ def test_other_data_are_refused_and_nothing_changed(form, change, tmp_path):
     path, model = tmp_path / "state", network(seed=9)
     content = begun_with(FORMS[form](held()), path)
     before, state, other = weights_digest(model), torch.get_rng_state(), FORMS[form](change(held()))
-    told = "state is of a training on other data; keep this one in another file"
+    told = "state is of a training on other data; keep this one in another file, or folder"
     with pytest.raises(MismatchError, match=told):
         train(model, other, TUNINGS["momentum"], keep=path)
     with pytest.raises(MismatchError, match=told):

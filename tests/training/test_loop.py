@@ -176,6 +176,40 @@ def test_divergence_names_epoch_and_iteration():
         train(network(), samples, Tuning(Constant(0.1, 5), batch_size=8), Objective(losses=losses))
 
 
+@pytest.mark.parametrize("fault", ["label", "NaN", "rate", "counter"])
+def test_an_error_leaves_the_model_as_it_was(fault):
+    class Counting(nn.Module):
+        """Its buffer is another tensor after every call."""
+
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return self.net(x)
+
+    x, y = (tensor.clone() for tensor in data().tensors)
+    model = Counting() if fault == "counter" else network()
+    if fault in ("label", "counter"):
+        y[33] = 9
+    elif fault == "NaN":
+        x[33] = torch.nan
+    before, buffers = {name: value.clone() for name, value in model.state_dict().items()}, [id(each) for each in model.buffers()]
+    with pytest.raises((InputError, DivergedError)):
+        train(model, TensorDataset(x, y), Tuning(Constant(1e30 if fault == "rate" else 0.1, epochs=2), batch_size=8))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [id(each) for each in model.buffers()] == buffers
+
+
+@pytest.mark.parametrize("keep", [5, True, "", "/"])
+def test_where_a_state_is_kept_is_checked_before_the_training(keep):
+    model = network()
+    with pytest.raises(InputError, match="keep: must be"):
+        train(model, data(), Tuning(Constant(0.1, epochs=1)), keep=keep)
+
+
 def test_random_state_is_given_back_after_a_failure():
     model, state = network().eval(), torch.get_rng_state()
     with pytest.raises(DivergedError):

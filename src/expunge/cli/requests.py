@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from expunge.errors import InputError
+from expunge.errors import ExpungeError, InputError
 from expunge.runtime.exits import on_one_line, uninterrupted
 from expunge.storage.files import check_file, check_folder, shown_folder
+
+if TYPE_CHECKING:
+    from expunge.requests.prepared import Prepared
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,8 @@ def run_unlearn(options: Unlearn) -> None:
             print("audit: none can be made, it needs class logits and labels")
         elif examine is not None and len(prepared.rows) < (least := load_policy().samples):
             print(f"audit: none can be made, it needs at least {least} forget samples")
+        elif examine is not None and (why := _unfit(prepared)) is not None:
+            print(on_one_line(f"audit: none can be made: {why}"))
         elif examine is not None:
             beside = counted(len(options.retrained), "retrained network") if options.retrained else "no retrained network: it cannot clear"
             print(f"audit: beside {beside}; its time is not in these numbers")
@@ -155,6 +161,19 @@ def run_unlearn(options: Unlearn) -> None:
     print(f"Weights, patch, {'audit, ' if audited else ''}receipt and ledger: {shown_folder(options.out)}")
     if log is not None:
         print(f"MLflow: run {log()}")
+
+
+def _unfit(prepared: Prepared) -> ExpungeError | None:
+    """Why the data of a request do not suit an audit."""
+    from expunge.audit.checks import check_sets
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which the audit gives
+        try:
+            check_sets({"forget": prepared.forget, "remain": prepared.remain, "test": prepared.task.test}, prepared.task.objective)
+        except ExpungeError as error:
+            return error
+    return None
 
 
 def _examine(options: Unlearn, progress: bool | None) -> Any:

@@ -94,23 +94,25 @@ def run_train(options: Train) -> None:
                 if show is not None:
                     show(trained)
 
-            trained = train_networks(
-                options.network,
-                images.classes,
-                images.channels,
-                jobs,
-                recipe,
-                device=device,
-                precision=options.precision or ("bfloat16" if device.type == "cuda" else "float32"),
-                compiled=options.compile,
-                watch=watch,
-                out=options.out,
-                about={"dataset": options.dataset, "without": options.without, "device": str(device)} | sized,
-                noted=noted,
-            )
+            with _called(keep="out"):
+                trained = train_networks(
+                    options.network,
+                    images.classes,
+                    images.channels,
+                    jobs,
+                    recipe,
+                    device=device,
+                    precision=options.precision or ("bfloat16" if device.type == "cuda" else "float32"),
+                    compiled=options.compile,
+                    watch=watch,
+                    out=options.out,
+                    about={"dataset": options.dataset, "without": options.without, "device": str(device)} | sized,
+                    noted=noted,
+                )
     except KeyboardInterrupt:
         print(
-            f"The state after the last whole epoch is in {shown_folder(options.out)}; the same command goes on from there.", file=sys.stderr
+            f"The state after a whole epoch, mostly the last, is in {shown_folder(options.out)}; the same command goes on from there.",
+            file=sys.stderr,
         )
         raise
     except OSError:  # such as a full disk at the very end: report what was trained

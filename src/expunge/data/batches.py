@@ -173,7 +173,7 @@ def _yields_samples(data: Any) -> bool:
         return True
     if data and isinstance(data[0], Mapping):  # a batch may hold numbers beside a column of labels and samples of one dimension or more
         labels = [data[0][key] for key in LABEL_KEYS if key in data[0]]
-        if tensors(labels[:1]) and labels[0].dim() and any(tensor.dim() > 1 for tensor in tensors(data[0])):
+        if any(label.dim() for label in tensors(labels[:1])) and any(tensor.dim() > 1 for tensor in tensors(data[0])):
             return False
     return len(data) > 0 and any(getattr(leaf, "ndim", 0) == 0 for leaf in leaves(data[0]))
 

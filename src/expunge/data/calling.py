@@ -16,6 +16,7 @@ from expunge.errors import ExpungeError, InputError
 from expunge.runtime.nested import tensors
 
 # What a forward pass or a loss raises for inputs that are not its own. Others (Ctrl-C, a full disk) are not about the inputs.
+WHOLE = r"\b(byte|char|short|int|long|bool|u?int\d+)\b"  # types that an error names
 RAW = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 
 
@@ -77,7 +78,7 @@ def _advice(model: Any, batch: Any, layer: nn.Module | None, message: str) -> st
         return ""
     types = {tensor.dtype for tensor in [*model.parameters(), *model.buffers()] if tensor.is_floating_point()}
     strange = [tensor.dtype for tensor in inputs if tensor.is_floating_point() and tensor.dtype not in types]
-    if not any(tensor.is_floating_point() for tensor in inputs) and re.search("type|Byte|Long", message):
+    if not any(tensor.is_floating_point() for tensor in inputs) and re.search(WHOLE, message, re.IGNORECASE):
         strange = [inputs[0].dtype]
     if strange and len(types) == 1:
         actual, wanted = (str(dtype).removeprefix("torch.") for dtype in (strange[0], *types))

@@ -76,6 +76,10 @@ def select(
     ⌊ratio · units⌋ of them, `rounding="down"`.
     """
 
+    if not isinstance(score, Mapping):
+        rule = "must be a tensor for each parameter by name, as scores.fisher_difference(forget_sums, remain_sums) gives"
+        raise InputError("score", rule, type(score).__name__)
+
     def checked() -> list[str]:
         check_choice("granularity", granularity, Granularity)
         check_choice("scope", scope, Scope)
@@ -136,6 +140,8 @@ def masked_share(mask: Mapping[str, Tensor]) -> dict[str, float]:
 
 def masked_parameters(model: nn.Module, mask: Mapping[str, Tensor]) -> dict[str, tuple[nn.Parameter, Tensor]]:
     """Each parameter of a mask beside its part, on the parameter's device, checked to belong together."""
+    if not isinstance(mask, Mapping):
+        raise InputError("mask", "must be a boolean tensor for each parameter by name, as masks.select gives", type(mask).__name__)
     named = dict(model.named_parameters(remove_duplicate=False))
     pairs: dict[str, tuple[nn.Parameter, Tensor]] = {}
     for name, part in mask.items():

@@ -174,6 +174,10 @@ def _check_same_layers(forget: Activations, remain: Activations) -> None:
 
 
 def _check_sums(argument: str, sums: FisherSums) -> None:
+    from expunge.fisher.sums import FisherSums  # which needs these scores
+
+    if not isinstance(sums, FisherSums):
+        raise InputError(argument, "must be FisherSums, as fisher.diagonal gives", type(sums).__name__)
     if sums.count < 1:
         raise InputError(argument, "must be sums over at least one sample", sums.count)
     _check_finite(argument, sums.sums)

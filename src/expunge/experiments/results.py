@@ -146,7 +146,8 @@ def read(path: str | os.PathLike[str]) -> Result:
         check_cell(result.cell)
         _check_epochs(result)
     except BROKEN as error:
-        raise InputError("results", f"{os.fspath(path)} must hold the result of a cell ({excerpt(error)})") from error
+        rule = f"{os.fspath(path)} must hold the result of a cell ({excerpt(error)}); remove it, and a run makes it again"
+        raise InputError("results", rule) from error
     if not Path(path).stem == result.digest == result.cell.digest:
         raise InputError("results", f"{os.fspath(path)} must hold the result of the cell it is named by", f"that of {result.cell.digest}")
     return result

@@ -118,6 +118,8 @@ class _Adder:
             raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
         if self.confirms:
             self.steadiness.check(batch, before)
+        if not self.count:
+            kinds.check_losses_apart(self.parameters, logits, batch, self.objective)
         losses = kinds.empirical(self.objective)
         cotangents = losses(logits, self.objective.targets(batch), logits)
         kept = Drawn(torch.tensor(drawn, dtype=torch.int64, device=logits.device))

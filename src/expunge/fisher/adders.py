@@ -185,6 +185,7 @@ class Samplewise(Totals):
         if samples == 1:  # one sample is its own definition
             before = self.steadiness.now()
             result = self.by(Plan())((batch, noise, noise.new_empty(0, dtype=torch.int64), None, 0))
+            self.check_losses(batch, result.logits)
             if self.confirms:
                 self.steadiness.check(batch, before)
             return looped(self.model, list(self.parameters), batch, result.cotangents, self.objective)
@@ -218,12 +219,18 @@ class Samplewise(Totals):
             self.confirm(active, squares, batch, noise)
         return squares
 
+    def check_losses(self, batch: Batch, logits: Tensor) -> None:
+        if self.logits is None and not self.scales:
+            kinds.check_losses_apart(self.parameters, logits, batch, self.objective)
+
     def confirm(self, names: Sequence[str], squares: Squares, batch: Batch, noise: Tensor) -> None:
         """Compare samples that have a gradient of these parameters: none that was drawn so far has."""
         having = samples_with_gradient(self.model, self.parameters, names, batch, self.objective)
         if unfounded := set(names).difference(*having.values()):
             raise Revised(unfounded)
         self.confirmation.settle(self.plan_now)
+        for name in names:  # it was rounding in other batches
+            self.confirmation.rounding.pop(name, None)
         try:
             for index, self.confirmation.sought in having.items():
                 self.planned(batch, noise, [index])
@@ -268,6 +275,7 @@ class Samplewise(Totals):
             plan.revise(set(self.parameters))
             self.step = None
             return self.planned(batch, noise, drawn)
+        self.check_losses(batch, result.logits)
         self.logits = result.logits.shape
         if added and (result.unexpected or (result.reads and not self.confirmation.irregular)):
             raise self.not_early()
@@ -284,7 +292,7 @@ class Samplewise(Totals):
             return self.planned(batch, noise, self.confirmation.draw(batch_size(batch), plan.entries))
         if self.confirms:
             self.steadiness.check(batch, before)
-            self.confirmation.in_other_company(batch, noise, result, self.cotangents)
+            self.confirmation.in_other_company(batch, noise, result, self.cotangents, plan.mixes)
             if plan.mixes and not plan.batched and not plan.looped:  # loops see every sample alone
                 self.confirmation.among_few(batch, result.logits)
         squares, others, alone = dict(result.squares), list[Part](), Alone(result.logits)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from expunge.data.batches import take
 from expunge.data.objective import Batch, Objective
@@ -17,6 +17,10 @@ from expunge.fisher.kinds import Cotangents
 from expunge.fisher.samples import unmasked
 
 COMPANY = 8  # samples of the first batch whose logits are compared
+LONE = 4  # of a call's first batch whose logits are compared with those that they have alone
+ASKED = 16  # where the model's operations may mix samples, or it asks or reads: a yes or no about the batch may be another for one sample
+AGAIN = 2  # of later batches, there
+LOSSES = 8  # of the first batch whose losses are compared with what they are alone; AGAIN of later ones
 ENTRIES = 1 << 18  # of logits whose losses are: of many classes or tokens a part of the samples, since all would cost percents
 
 
@@ -39,6 +43,17 @@ def halves(samples: int, entries: int, generator: numpy.random.Generator) -> tup
     size = math.ceil(samples / max(2, math.ceil(entries / ENTRIES)))
     order = torch.from_numpy(generator.permutation(samples))
     return order[:size].sort().values, order[-size:].sort().values
+
+
+def has_fast_path(model: nn.Module) -> bool:
+    """Whether torch may compute a part in another way than the one that is watched: in its own attention, frozen, with zeros as padding."""
+    own = (module for module in model.modules() if isinstance(module, (nn.TransformerEncoderLayer, nn.MultiheadAttention)))
+    return any(not any(value.requires_grad for value in module.parameters()) for module in own)
+
+
+def single(samples: int, count: int, generator: numpy.random.Generator) -> list[Tensor]:
+    """The numbers of some samples, each by itself: most groups have what one sample alone may lack, such as a text of full length."""
+    return list(torch.from_numpy(generator.choice(samples, min(samples, count), replace=False)).split(1))
 
 
 def company(samples: int, generator: numpy.random.Generator) -> Tensor:

@@ -15,7 +15,20 @@ from expunge.errors import ModelError
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.audit import Audit
 from expunge.fisher.closed_forms.drawn import TURNS
-from expunge.fisher.company import COMPANY, Alone, check_losses, company, halves, worst_output
+from expunge.fisher.company import (
+    AGAIN,
+    ASKED,
+    COMPANY,
+    LONE,
+    LOSSES,
+    Alone,
+    check_losses,
+    company,
+    halves,
+    has_fast_path,
+    single,
+    worst_output,
+)
 from expunge.fisher.comparing import Comparison, Differences, Kept, allowed
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
@@ -27,6 +40,7 @@ from expunge.runtime.transfers import sent
 
 SHARE = {"cpu": 64, "cuda": 1024}  # of this many samples one is drawn; at least one of every batch
 FIRST = 16  # samples of a call that are all drawn, since the plan is young; one where batches are larger, beside others' logits
+WHOLE = 4  # batches of a call that are compared in all parameters
 KEPT_ENTRIES = 1 << 23  # of the operations' outputs, for samples that are drawn at once beyond the first
 LOUDER = 100  # times the squares of rounding: a gradient of another kind
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
@@ -75,7 +89,7 @@ class Confirmation:
         self.sought: set[str] = set()  # parameters whose largest gradient a sample has: it is compared in all, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
         self._drawn, self._batches, self._turn = 0, 0, 0
-        self._accompanied = False
+        self._accompanied, self._fast_path = False, has_fast_path(model)
         self._device = device_of(model)
         self._on_cuda = self._device.type == "cuda"
         self._waiting: list[Kept] = []
@@ -104,16 +118,25 @@ class Confirmation:
         """Whether what is compared of a batch of this size is waited for later."""
         return False
 
-    def in_other_company(self, batch: Batch, noise: Tensor, result: Pass, cotangents: Cotangents) -> None:
-        """Raise where losses, or the logits of some samples of a call's first batch, are other ones beside fewer samples.
+    def in_other_company(self, batch: Batch, noise: Tensor, result: Pass, cotangents: Cotangents, mixes: bool) -> None:
+        """Raise where losses, or logits, of some samples are other ones beside fewer samples or alone: in a call's first batch, and in all
+        where the model `mixes` samples, reads or asks.
 
         A coupling of few samples shows in these, hardly in the one that is drawn. A GPU would have to wait.
         """
         if self._on_cuda:
             return
+        samples, first = len(noise), not self._batches
         if len(result.cotangents) == 1:
-            groups = halves(len(noise), result.logits.numel(), self.generator)[: 1 if self._batches else 2]  # both of the first batch
+            groups = [*halves(samples, result.logits.numel(), self.generator)[: 2 if first else 1]]  # both of the first batch
+            groups += single(samples, LOSSES if first else AGAIN, self.generator)
             check_losses(cotangents, result.logits, result.cotangents[0], noise, batch, self.objective, groups)
+        suspected = mixes or result.asks or result.reads
+        if first or suspected:
+            for row in single(samples, (ASKED if suspected else LONE) if first else AGAIN, self.generator):
+                self._check_company(batch, result.logits, row)
+        if self._fast_path and not worst_output(result.logits, self.logits_of(batch)) < self.tolerated(result.logits):
+            raise Revised({*self.parameters})
         self._batches += 1
         if self._accompanied or len(noise) <= FIRST:  # small batches are drawn whole
             return
@@ -174,8 +197,8 @@ class Confirmation:
 
     def turn(self, samples: int) -> int | None:
         """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
-        whole = bool(self.sought) or self._young(samples) or self._on_cuda or self.irregular or len(self.parameters) < 2 * TURNS
-        return None if whole else self._turn
+        whole = bool(self.sought) or self._young(samples) or self._batches < WHOLE or self._on_cuda or self.irregular
+        return None if whole or len(self.parameters) < 2 * TURNS else self._turn
 
     def audit(self, plan: Plan, samples: int) -> Audit | None:
         """What of the squares themselves is recomputed: of all parameters while the plan is young, then of one; not in CUDA graphs.
@@ -194,9 +217,11 @@ class Confirmation:
 
     def add(self, kept: Kept, plan: Plan, samples: int) -> None:
         """Take over what a planned pass kept of its drawn samples; now and then the plain pass is made."""
-        if self._waiting and not self._waiting[0].joins(kept):
+        mate = next((other for other in self._waiting if other.turn == kept.turn), None)
+        if mate is not None and not mate.joins(kept):
             self.settle(plan)
         self._waiting.append(kept)
+        self._turn = (self._turn + 1) % TURNS
         self.compared.add(kept.path)
         limit = waiting_at_most(samples)
         if self._young(samples) or self.irregular or sum(map(len, self._waiting)) >= limit:
@@ -206,16 +231,18 @@ class Confirmation:
     def settle(self, plan: Plan) -> None:
         """Compare all samples that wait."""
         waiting, self._waiting = self._waiting, []
-        self._turn = (self._turn + 1) % TURNS
-        if not waiting:
-            return
+        for turn in dict.fromkeys(kept.turn for kept in waiting):
+            self._settle([kept for kept in waiting if kept.turn == turn], plan)
+
+    def _settle(self, waiting: list[Kept], plan: Plan) -> None:
         groups = [waiting]
         if len(waiting) == 1 and len(waiting[0]) > 1:  # of one batch: one goes alone, as the definition has it, others in other company
             few = batch_size(waiting[0].batch) <= FIRST
             if few and self._drawn < FIRST:
                 self._check_logits_alone(waiting[0], plan)
             half = 1 + len(waiting[0]) // 2 if few else 1
-            edges = sorted({0, 1, half, len(waiting[0])})
+            lone = range(LONE if self.irregular else 2)  # a hook, too, may ask about the batch
+            edges = sorted({edge for edge in (*lone, half, len(waiting[0])) if edge <= len(waiting[0])})
             groups = [[waiting[0].cut(slice(*ends))] for ends in itertools.pairwise(edges)]
         for number, group in enumerate(groups):
             self._compare(group, plan, again=number > 0)

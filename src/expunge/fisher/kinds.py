@@ -13,16 +13,17 @@ Where a sample has a distribution at each of several positions, token_kinds.py h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from expunge.data.batches import take
 from expunge.data.classes import check_class_logits
 from expunge.data.labels import IGNORED
-from expunge.data.objective import Objective
+from expunge.data.objective import Batch, Objective
 from expunge.data.tokens import of_tokens
 from expunge.errors import InputError, ModelError
 from expunge.fisher import token_kinds
@@ -48,6 +49,27 @@ def empirical(objective: Objective) -> Cotangents:
         return [gradient]
 
     return passes
+
+
+def check_losses_apart(parameters: Mapping[str, nn.Parameter], logits: Tensor, batch: Batch, objective: Objective) -> None:
+    """Raise InputError where losses use parameters otherwise than by the model's outputs: these parts of gradients would be missing."""
+    if logits.is_inference():
+        raise ModelError(NO_GRADIENT)
+    one = take(batch, slice(0, 1))
+    outputs = logits[:1].detach().requires_grad_()
+    with torch.enable_grad():
+        losses = objective.per_sample(outputs.clone(), objective.targets(one))
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    nodes, seen = [losses.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (name := names.get(id(getattr(node, "variable", None)))) is not None:
+            rule = "must depend on the model by its outputs alone; let its forward pass return what else they need"
+            raise InputError("objective.losses", rule, f"the parameter {name} in them")
+        nodes += [following for following, _ in node.next_functions]
 
 
 def check_distribution(kind: str, objective: Objective) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from expunge.data.batches import device_of, take
 from expunge.data.objective import Batch, Objective
 from expunge.errors import ModelError
-from expunge.fisher.comparing import NOISE, allowed
+from expunge.fisher.comparing import NOISE, UNIT, allowed
 from expunge.fisher.confirming import FIRST
 from expunge.fisher.planning.definition import COUPLED, NOT_FINITE, random_like, tolerance
-from expunge.fisher.samples import fresh, gradients, is_usable, output_error, relative_errors
+from expunge.fisher.samples import fresh, gradients, is_usable, output_error, sizes_of
 from expunge.runtime.modes import Generators
 
 CALLS = 8  # with the same batch, where a model draws random numbers or moves its buffers
@@ -69,8 +69,9 @@ class Steadiness:
         if any(not output_error(other, first) < noise for other in others):
             raise ModelError(COUPLED)
         one, two = (self._gradients_of(batch) for _ in range(2))  # which may change where outputs are but signs
-        pairs = [(value, one[name]) for name, value in two.items()] if one.keys() == two.keys() else [(first + 1, first)]
-        if any(not error < noise for error in relative_errors(pairs)):
+        pairs = sizes_of([(value, one[name]) for name, value in two.items()]) if one.keys() == two.keys() else [(1.0, 0.0)]
+        unit = UNIT.get(first.dtype, UNIT[torch.float32]) * max((size for _, size in pairs), default=0.0)  # a gradient may be but rounding
+        if any(not difference <= max(noise * size, unit) for difference, size in pairs):
             raise ModelError(COUPLED)
 
     def _gradients_of(self, batch: Batch) -> dict[str, Tensor]:

@@ -80,6 +80,7 @@ class SSD:
         forget_sums = measure(forget, "forget")
         forgotten, everything = forget_sums.mean(), (forget_sums + measure(remain, "remain")).mean()
         patch = run.edit(model, dampened(model, forgotten, everything, self.threshold, self.dampening))
+        warn_if_unchanged(patch)
         run.train(model, remain, self.tuning)
         return patch
 

@@ -170,8 +170,9 @@ def _first_bad(tensor: Tensor, infinite: bool) -> float | None:
     """The first NaN; or the first infinity, unless `infinite` allows it."""
     if not tensor.is_floating_point():
         return None
+    tensor = tensor.detach()
     bad = torch.isnan(tensor) if infinite else ~torch.isfinite(tensor)
-    return float(tensor.detach()[bad][0]) if bad.any() else None
+    return float(tensor[bad][0]) if bad.any() else None
 
 
 def sparse_tables(model: nn.Module) -> list[str]:

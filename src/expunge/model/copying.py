@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from expunge.errors import ModelError
+from expunge.errors import ExpungeError, ModelError
 from expunge.runtime.nested import tensors
+from expunge.storage.sharded import is_sharded
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -27,6 +29,28 @@ def copied(model: nn.Module) -> nn.Module:
         for value, original in zip(copy_of.parameters(), model.parameters(), strict=True):
             value.requires_grad_(original.requires_grad)
     return copy_of
+
+
+@contextmanager
+def put_back_on_error(model: nn.Module) -> Iterator[None]:
+    """Where an ExpungeError ends the context, parameters and buffers have again the values that they had before. Copies are on the CPU."""
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
+    values = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    kept = {number: _on_cpu(tensor) for number, tensor in values.items()}
+    try:
+        yield
+    except ExpungeError:
+        for place, named in buffers:
+            for name, tensor in named.items():  # one by one: a TorchScript module's buffers are no dictionary
+                place[name] = tensor
+        with torch.no_grad():
+            for number, tensor in values.items():
+                tensor.copy_(kept[number])
+        raise
+
+
+def _on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone() if is_sharded(tensor) else tensor.detach().to("cpu", copy=True)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

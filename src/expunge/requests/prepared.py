@@ -106,15 +106,23 @@ def settings_for(store: Store, settings: Settings) -> Settings:
 
 
 def _check_unseen(prepared: Prepared) -> None:
-    """No sample to forget may be one of the test data: what is measured there would be of samples that were trained on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # data that cannot be compared
-        try:
-            check_disjoint(prepared.forget, prepared.task.test, prepared.task.objective)
-        except InputError as error:
-            if error.argument != "remain":
-                raise
-            raise InputError("forget", "must not name samples of the test data, which test() returns too", error.found) from error
+    """No sample to forget may be one of the test data, or of the validation data where the method takes some: what is measured there would
+    be of samples that were trained on."""
+    unseen: dict[str, Data | None] = {"test": prepared.task.test}
+    if getattr(prepared.method, "takes_validation", False):
+        unseen["validation"] = prepared.task.validation
+    for name, data in unseen.items():
+        if data is None:
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # data that cannot be compared
+            try:
+                check_disjoint(prepared.forget, data, prepared.task.objective)
+            except InputError as error:
+                if error.argument != "remain":
+                    raise
+                rule = f"must not name samples of the {name} data, which {name}() returns too"
+                raise InputError("forget", rule, error.found) from error
 
 
 def _check_same(prepared: Prepared, earlier: State) -> None:

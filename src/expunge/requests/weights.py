@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -101,8 +102,10 @@ def _tensors(file: Path) -> Tensors:
 def _unpickled(file: Path) -> Tensors:
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what torch's reader makes of a file that ends early
+            raise
+        raise InputError(ARGUMENT, "must be a whole file, as torch.save wrote it; this one was cut off", os.fspath(file)) from error
     except Exception as error:  # torch raises all kinds for files that are none of its own
         rule = "must hold tensors by name, as safetensors or torch.save(model.state_dict(), ...) write them"
         if isinstance(error, UnpicklingError):

@@ -26,6 +26,7 @@ def shown_folder(folder: str | os.PathLike[str]) -> str:
 
 def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
     """Before the work: whether results can be written into this folder, which need not be there yet."""
+    _check_path(argument, path)
     if not os.fspath(path):
         raise InputError(argument, "must be a folder's path", "an empty one")
     nearest = Path(os.path.realpath(path))
@@ -39,10 +40,16 @@ def check_folder(argument: str, path: str | os.PathLike[str]) -> None:
 
 def check_file(argument: str, path: str | os.PathLike[str]) -> None:
     """Before the work: whether this file can be written."""
+    _check_path(argument, path)
     target = Path(os.path.realpath(path))
     if not os.fspath(path) or (target.exists() and not target.is_file()):
         raise InputError(argument, "must be the path of a plain file, or of a new one", os.fspath(path) or "an empty one")
     check_folder(argument, target.parent)
+
+
+def _check_path(argument: str, path: Any) -> None:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(argument, "must be a path, a string or a pathlib.Path", repr(path))
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> Path:

@@ -24,6 +24,7 @@ from expunge.training import optimizer_states
 KIND = "training"
 MODEL, OPTIMIZER = "model/", "optimizer/"
 CARRIED = "carried"  # files of a training without callbacks lack it
+ELSEWHERE = "keep this one in another file, or folder, or remove that state to begin anew"
 DATA = "data"  # the one optional setting: not every dataset has a digest, and older files lack it
 
 
@@ -75,9 +76,9 @@ def load(
             raise ValueError("settings must be an object")
     needed = {name: value for name, value in settings.items() if name != DATA}
     if changed := [f"{name} {excerpt(stored.get(name))}, not {value}" for name, value in needed.items() if stored.get(name) != value]:
-        raise MismatchError(f"{os.fspath(path)} is of a training with other settings: {'; '.join(changed)}; keep this one in another file")
+        raise MismatchError(f"{os.fspath(path)} is of a training with other settings: {'; '.join(changed)}; {ELSEWHERE}")
     if DATA in stored and DATA in settings and stored[DATA] != settings[DATA]:
-        raise MismatchError(f"{os.fspath(path)} is of a training on other data; keep this one in another file")
+        raise MismatchError(f"{os.fspath(path)} is of a training on other data; {ELSEWHERE}")
     current = _weights(model)
     weights = _named(tensors, MODEL)
     if _forms(weights) != _forms(current):

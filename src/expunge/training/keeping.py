@@ -122,7 +122,13 @@ class Keeper:
             return 0
         try:
             return checkpoints.load(self.path, model, optimizer, self.settings, device, epochs, self.carried.put)
-        except (MismatchError, InputError):
+        except InputError as error:
+            if self.context is None:
+                found = error.found if str(self.path) in str(error.found) else f"{self.path}: {error.found}"
+                raise InputError("keep", f"{error.rule}; without it the training begins anew", found) from error
+            self.path.unlink(missing_ok=True)
+            return 0
+        except MismatchError:
             if self.context is None:
                 raise
             self.path.unlink(missing_ok=True)

@@ -18,11 +18,12 @@ from expunge.data.calling import RAW, not_about_inputs, unusable
 from expunge.data.objective import Batch, Objective, check_objective, model_outputs
 from expunge.errors import InputError, ModelError, naming
 from expunge.model.checks import check_finite, check_module, finite_tensors, screened, sparse_tables
-from expunge.model.copying import unwrapped
+from expunge.model.copying import put_back_on_error, unwrapped
 from expunge.runtime.cuda_graphs import GraphedStep
 from expunge.runtime.modes import hooked, in_mode, seeded
 from expunge.runtime.nested import tensors
 from expunge.runtime.progress import is_shown, track
+from expunge.storage.files import check_file
 from expunge.training import holding, sharing
 from expunge.training.carrying import Carried
 from expunge.training.explosion import Explosion
@@ -67,6 +68,8 @@ def train(
 ) -> None:
     """Train the model in place, in train mode. `after_epoch(1)` is called after the first epoch; return True to stop early.
 
+    An `ExpungeError` (wrong data, a training that diverges) leaves the model as it was before the call.
+
     The same seed gives the same weights, bit for bit on the CPU. Parameters that do not require gradients stay; weights that `mask` names
     stay zero, whatever the optimizer does (`holding.freeze`). A dataset is cut into batches of `tuning.batch_size`; a loader keeps its own.
     `progress` None: shown where standard error is a terminal or a notebook runs.
@@ -86,7 +89,10 @@ def train(
     check_training(model, tuning, objective)
     batches = as_batches(data, "data", tuning.batch_size)
     hold = partial(holding.freeze, model, mask) if mask is not None else None
-    train_phases(model, lambda epoch: [Phase(batches, "data")], tuning, objective, hold, after_epoch, is_shown(progress), keep)
+    if keep is not None:
+        check_file("keep", keep)
+    with put_back_on_error(model):
+        train_phases(model, lambda epoch: [Phase(batches, "data")], tuning, objective, hold, after_epoch, is_shown(progress), keep)
 
 
 def check_training(model: nn.Module, tuning: Tuning, objective: Objective) -> None:

@@ -46,6 +46,7 @@ class Interception(TorchFunctionMode):
     `outside` names used where no closed form applies; they need per-sample gradients
     `path`    a number that stands for the operations so far and the shapes they gave
     `reads`   whether the model took numbers out of tensors, or changes gradients by hooks: it may choose or move rows out of sight
+    `asks`    whether it asked tensors for a yes or no, which may be about the whole batch
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Interception(TorchFunctionMode):
     ):
         super().__init__()
         self.names, self.layouts, self.samples, self.scratch = names, layouts, samples, scratch
-        self.drawn, self.reads, self.path = drawn, False, 0
+        self.drawn, self.reads, self.asks, self.path = drawn, False, False, 0
         self.squares: dict[str, Tensor] = {}
         self.shapes: dict[str, list[tuple[int, ...] | None]] = {}
         self.beside: dict[str, str] = {}
@@ -102,7 +103,9 @@ class Interception(TorchFunctionMode):
         return operation.result
 
     def _run(self, rule: Callable[..., Any] | None, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.reads |= rule is None and getattr(function, "__name__", "") in READING
+        label = getattr(function, "__name__", "")
+        self.reads |= rule is None and label in READING
+        self.asks |= label in ASKING
         result = self.bare(function, args, kwargs) if rule is None else rule(self, function, args, kwargs)
         self.path = hash((self.path, function, result.shape if isinstance(result, Tensor) else None))
         return result
@@ -173,6 +176,7 @@ class Interception(TorchFunctionMode):
 
 
 READING = set("tolist item numpy __array__ __int__ __index__ __float__ register_hook".split())
+ASKING = set("__bool__ is_nonzero equal allclose".split())
 
 
 def _lifted_shape(label: str, parameter: Tensor, other: Any) -> tuple[int, ...] | None:

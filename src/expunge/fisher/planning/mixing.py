@@ -17,6 +17,7 @@ from expunge.fisher.planning.operations import Operation
 RUNNING = {"cumsum": 1, "cumprod": 1, "cummax": 1, "cummin": 1, "logcumsumexp": 1, "softmax": 1, "log_softmax": 1, "softmin": 1}
 RUNNING |= {"sort": 1, "argsort": 1, "topk": 2, "normalize": 2}
 JOINING = set("cat concat concatenate stack vstack".split())  # likewise of their outputs; the place is 1
+REDUCING = set("any all sum max min amax amin count_nonzero argmax argmin median mode prod".split())
 # Outputs that do not hold the samples' numbers, or hold those of one.
 TAKING = set("__getitem__ unbind __iter__ select split chunk tensor_split narrow new_zeros new_ones new_empty new_full new_tensor".split())
 
@@ -31,17 +32,23 @@ class _Shapes(NamedTuple):
 
 
 class Mixing:
-    """Notes the shapes of a forward pass's operations."""
+    """Notes the shapes of a forward pass's operations. `by_a_number`: data met a whole number, or a yes or no, that other data gave, as in
+    `x * (x > 2).any()`."""
 
     def __init__(self) -> None:
         self.operations: list[_Shapes] = []
+        self.by_a_number = False
+        self._numbers: dict[int, Tensor] = {}  # held, so that no other tensor gets its id
 
     def note(self, operation: Operation) -> None:
         inputs, outputs, label = operation.operands, operation.outputs, operation.label
         if not inputs or not outputs:
             return
         if not outputs[0].dim() and not outputs[0].is_floating_point():  # `mask.all()`, `mask.sum()`: asked about padding
+            if label in REDUCING or any(id(each) in self._numbers for each in inputs):
+                self._numbers[id(outputs[0])] = outputs[0]
             return
+        self.by_a_number |= any(id(each) in self._numbers for each in inputs)
         size = 0
         if label in RUNNING or label in JOINING:
             size = _size(label, inputs[0] if label in RUNNING else outputs[0], operation.args, operation.kwargs)
@@ -55,7 +62,11 @@ def comparable(fewer: Mixing, more: Mixing) -> bool:
 
 def mixes(fewer: Mixing, more: Mixing) -> bool:
     """Whether operations of passes of fewer and of more samples may mix these; yes, where the passes had other operations."""
-    return not comparable(fewer, more) or any(_mixes(*pair) for pair in zip(fewer.operations, more.operations, strict=True))
+    return (
+        more.by_a_number
+        or not comparable(fewer, more)
+        or any(_mixes(*pair) for pair in zip(fewer.operations, more.operations, strict=True))
+    )
 
 
 def _mixes(fewer: _Shapes, more: _Shapes) -> bool:

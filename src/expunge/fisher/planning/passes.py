@@ -27,6 +27,7 @@ class Pass:
     reads: bool  # the model took numbers out of tensors
     parts: list[Part]  # of the drawn samples
     passed: set[str]  # parameters that were used, but not kept
+    asks: bool = False  # the model asked tensors for a yes or no
     number: int = 0  # of the cotangents at which these were kept
     turn: int | None = None  # which of the uses of parameters were kept
     path: int = 0  # what the operations were
@@ -84,7 +85,8 @@ def closed_forms(
         if drawn is not None and drawn.audit is not None and not unexpected:
             wrong, silent = drawn.audit.wrong(interception.squares), drawn.audit.name is None and drawn.audit.silent
         forms = () if drawn is None or drawn.forms is None else drawn.forms
-        return Pass(interception.squares, sent, outputs, unexpected, interception.reads, *kept, wrong=wrong, silent=silent, forms=forms)
+        squares, reads, asks = interception.squares, interception.reads, interception.asks
+        return Pass(squares, sent, outputs, unexpected, reads, *kept, asks=asks, wrong=wrong, silent=silent, forms=forms)
     finally:
         for name, parameter in parameters.items():
             parameter.grad = None

@@ -21,6 +21,7 @@ Kind = Literal["class", "samples"]
 SLACK = 0.01  # of accuracy or of an attack's area, beside what chance does
 ERRORS = 1.5  # standard errors that count as chance
 BY_HEART, DOUBT = 0.99, 0.2  # accuracy on samples the original learnt that says little of others, and a drop there that may be no harm
+UNCOVERED = 0.1  # of the forget samples may be of classes that the unseen ones lack
 TELLING = 0.15  # of chance's share in the attack: with more the samples are too few to tell anything
 
 
@@ -177,6 +178,9 @@ class Judge:
             missing.append(f"losses tell the forget data from unseen ones: {attack:.2f}, chance is 0.50 ± {self._tolerance:.2f}{also}")
         if numbers.forget > numbers.unseen + SLACK + self._spread(numbers.unseen, self._counts[1]):
             missing.append(f"{_percent(numbers.forget)} of the forget data are right, {_percent(numbers.unseen)} of unseen ones")
+        if not missing and (apart := self._uncovered) > UNCOVERED * self.single_samples:
+            told = f"`validation` has no samples of the classes of {apart} of the {self.single_samples} forget samples"
+            return None, (f"{told}, so whether these look unseen was not measured",)
         return not missing, tuple(missing)
 
     def _as_wrong_labels(self, numbers: Numbers) -> bool:
@@ -201,6 +205,13 @@ class Judge:
         if not self._counts[1]:
             return "`validation` has no samples of their classes, so whether they look unseen cannot be measured"
         return f"too few samples to tell whether they look unseen ({self.single_samples}, and {self._counts[1]} in `validation`)"
+
+    @cached_property
+    def _uncovered(self) -> int:
+        """Forget samples with whose labels there are none among the unseen ones."""
+        assert self.guard is not None
+        own, others = (labels_of(data, name, self.run) for data, name in ((self.forget, "forget"), (self.guard, self.argument)))
+        return 0 if own.dim() > 1 else int((self._stays(own) & ~torch.isin(own, others)).sum())
 
     @property
     def _guarded(self) -> str:
