@@ -87,6 +87,16 @@ def test_a_disk_that_is_full(here, capsys):
         assert cli.main([*ASKED, "--forget", "9", "--out", "disk/out"]) == 0
 
 
+def test_samples_that_are_validation_data(here, capsys):
+    validation = "\n\ndef validation():\n    return torch.utils.data.Subset(points(120, 1), range(30))\n"
+    write_task(here, TASK + validation)
+    before = contents(here)
+    asked = [*ASKED[: ASKED.index("--method")], "--forget", "20-40", "--out", "out", "--no-audit"]  # chosen, so by the validation data
+    assert cli.main([*asked, "--dry-run"]) == 2
+    assert told(capsys).startswith("expunge: forget: must not name samples of the validation data, which validation() returns too; found ")
+    assert contents(here) == before
+
+
 def test_samples_that_are_test_data(here, capsys):
     write_task(here, TASK.replace("return points(40, 2)", "return torch.utils.data.Subset(points(120, 1), range(30))"))
     before = contents(here)

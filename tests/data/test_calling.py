@@ -50,6 +50,24 @@ CALLS = {
     "gradient": lambda model, x, y: curvature.gradient(model, as_batches((x, y))),
 }
 
+
+def test_token_numbers_are_not_told_to_be_floats():
+    """The weights' types clash with what the model makes of its inputs."""
+
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, ids):
+            return self.head(self.table(ids).mean(1).float())
+
+    ids, labels = torch.randint(9, (8, 5)), torch.randint(3, (8,))
+    with pytest.raises(InputError) as caught:
+        metrics.accuracy(Text().half(), (ids, labels))
+    assert "convert the inputs" not in str(caught.value)
+
+
 INPUTS = {
     "float64": (IMAGES.double(), r"inputs are float64 and the model's weights float32: convert the inputs with \.float\(\)"),
     "bytes": (IMAGES.byte(), r"inputs are uint8 and the model's weights float32: convert the inputs with \.float\(\)"),

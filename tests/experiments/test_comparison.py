@@ -153,6 +153,7 @@ def ssd_threshold(scenario):
     return threshold
 
 
+@pytest.mark.filterwarnings("ignore:nothing was dampened")
 def test_ssd_has_a_threshold_that_can_be_reached():
     for settings in SCENARIOS.values():
         scenario = scenario_of(settings, images(), 0)

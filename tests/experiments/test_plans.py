@@ -148,7 +148,7 @@ def test_a_corrected_rule_gives_another_cell():
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="needs the results in the repository")
 def test_every_result_in_the_repository_is_of_a_cell_that_is_asked_for():
     asked = {entry.cell.digest for members in ALL.values() for entry in members}
-    others = profile_of("paper", models=("mnist/resnet20", "mnist/vgg16"))
+    others = profile_of("paper", models=("mnist/resnet20", "mnist/vgg16", "tiny-imagenet/resnet20", "cifar10/vgg16"))
     asked |= {entry.cell.digest for entry in entries(EXPERIMENTS["table1"], others)}
     forgetting = profile_of("paper", models=("cifar10/resnet20", "cifar10/vgg16", "mnist/resnet20"))
     asked |= {entry.cell.digest for entry in entries(EXPERIMENTS["forget"], forgetting)}

@@ -138,8 +138,7 @@ def _measured(
         choosing = time.perf_counter() - started
         kept = Kept(method)
         with warnings.catch_warnings():
-            if cell.method["reading"] == CHOSEN:  # to mask nothing may be the choice
-                warnings.simplefilter("ignore", NoEffectWarning)
+            warnings.simplefilter("ignore", NoEffectWarning)  # as a planned ratio of 0 has, or a choice: tables show it
             outcome = unlearn(before, scenario.forget, scenario.remain, kept, watch=scenario.watch, batch_size=128, progress=False)
         history = [replace(record, seconds=record.seconds + choosing) for record in outcome.epochs]
         after, edit, seconds = outcome.model, outcome.edit, outcome.seconds + choosing

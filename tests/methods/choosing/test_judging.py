@@ -53,6 +53,21 @@ def test_a_class_that_goes_with_samples_of_others(model, validation):
     assert accuracy(outcome.model, kept) >= accuracy(model, kept) - 0.05
 
 
+def test_classes_that_validation_lacks_are_not_measured(model):
+    """Their samples have no unseen ones to be compared with."""
+    forget, remain = Subset(DATA, range(40)), Subset(DATA, range(40, 640))
+    narrow = Subset(UNSEEN, torch.nonzero(UNSEEN.tensors[1] == 0).flatten().tolist())
+    run = Run(logits=torch.Size((128, CLASSES)), validation=narrow)
+    judge = seen(forget, remain, run, 0.02, 0).judge
+    apart = int((DATA.tensors[1][:40] != 0).sum())
+    fine = Numbers(1.0, 0.5, 0.5, 0.5)
+    verdict = judge.verdict(fine, fine, reads_forget=False, strongest=False)
+    assert verdict.met is None and len(verdict.missing) == 1
+    assert verdict.missing[0].startswith(f"`validation` has no samples of the classes of {apart} of the 40 forget samples")
+    whole = seen(forget, remain, Run(logits=torch.Size((128, CLASSES)), validation=UNSEEN), 0.02, 0).judge
+    assert whole.verdict(fine, fine, reads_forget=False, strongest=False).met is True
+
+
 def test_a_class_of_which_something_is_left_among_samples_is_told(model):
     labels = DATA.tensors[1]
     forget, remain = parted((labels == 0) | ((labels == 1) & (torch.arange(640) < 240)))
