@@ -488,3 +488,12 @@ def test_a_mask_without_training_is_no_loss_of_training():
 def test_a_method_without_its_settings_is_told_how_to_have_them(method):
     with pytest.raises(InputError, match=r"^method: must be a method with its settings, such as SSD\(\)"):
         unlearn(cases.model(), cases.forget(), cases.remain(), method)
+
+
+def test_a_regression_has_no_accuracy_to_watch():
+    data = TensorDataset(torch.randn(60, 6), torch.randn(60, 1))
+    objective = expunge.Objective(losses=lambda outputs, targets: (outputs - targets).square().sum(1), classes=False)
+    forget, remain = Subset(data, range(10)), Subset(data, range(10, 60))
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1))
+    outcome = unlearn(model, forget, remain, FisherMask(tuning=None, ratio=0.3), objective=objective)
+    assert len(outcome.edit) == 8 and outcome.history[0].accuracies == {}

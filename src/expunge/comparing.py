@@ -177,6 +177,8 @@ def compare(
     if watch is not None and not isinstance(watch, Mapping):
         raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)
     forget, remain, validation = _rereadable(forget), _rereadable(remain), _rereadable(validation)
+    if watch is None and objective.classes is False:  # nothing has an accuracy
+        watch = {}
     watch = None if watch is None else {name: _rereadable(data) for name, data in watch.items()}
     watched = {"remain": remain, "forget": forget} if watch is None else watch
     parts = {name: data for name, data in watched.items() if data is not None}

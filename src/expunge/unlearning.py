@@ -59,7 +59,8 @@ def unlearn(
     on: only they can show that samples look unseen. See `Choose`.
 
     `watch` maps names to data. Their accuracies are recorded before anything is done and after every epoch; {} records none. None watches
-    the forget data and the remain data; these only before, after the edit and at the end, since a pass over them takes long.
+    the forget data and the remain data; these only before, after the edit and at the end, since a pass over them takes long, and none
+    where the objective says `classes=False`.
 
     `head` names the classifier's parameters, or its module, where they cannot be read from the graph. `batch_size` is for measuring;
     training has its own, in the method's `Tuning`. `progress` None: shown where standard error is a terminal or a notebook runs.
@@ -78,6 +79,8 @@ def unlearn(
     check_whole("batch_size", batch_size, minimum=1)
     batch_size, progress = int(batch_size), is_shown(progress)
     check_objective(objective)
+    if watch is None and objective.classes is False:  # nothing has an accuracy
+        watch = {}
     head = None if head is None else heads.named(model, head)
     if watch is not None and not isinstance(watch, Mapping):
         raise InputError("watch", 'must map names to data, such as {"test": test_set}', type(watch).__name__)

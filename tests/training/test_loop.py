@@ -203,6 +203,13 @@ def test_an_error_leaves_the_model_as_it_was(fault):
     assert [id(each) for each in model.buffers()] == buffers
 
 
+def test_a_model_of_inference_mode_is_refused():
+    with torch.inference_mode():
+        model = network()
+    with pytest.raises(ModelError, match=r"model: 0.weight was made under torch.inference_mode\(\) and cannot be trained"):
+        train(model, data(), Tuning(Constant(0.1, epochs=1)))
+
+
 @pytest.mark.parametrize("keep", [5, True, "", "/"])
 def test_where_a_state_is_kept_is_checked_before_the_training(keep):
     model = network()

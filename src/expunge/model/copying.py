@@ -35,7 +35,7 @@ def copied(model: nn.Module) -> nn.Module:
 def put_back_on_error(model: nn.Module) -> Iterator[None]:
     """Where an ExpungeError ends the context, parameters and buffers have again the values that they had before. Copies are on the CPU."""
     buffers = [(module._buffers, dict(module._buffers)) for module in model.modules() if module._buffers]
-    values = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    values = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_inference()}
     kept = {number: _on_cpu(tensor) for number, tensor in values.items()}
     try:
         yield

@@ -97,6 +97,8 @@ def train(
 
 def check_training(model: nn.Module, tuning: Tuning, objective: Objective) -> None:
     check_module(model)
+    if (made := next((name for name, value in model.named_parameters() if value.is_inference()), None)) is not None:
+        raise ModelError(f"model: {made} was made under torch.inference_mode() and cannot be trained; build the model outside")
     if not isinstance(tuning, Tuning):
         raise InputError("tuning", "must be a Tuning, such as Tuning(Constant(0.01, epochs=5))", shown(tuning))
     check_objective(objective)
