@@ -40,7 +40,7 @@ from expunge.runtime.transfers import sent
 
 SHARE = {"cpu": 64, "cuda": 1024}  # of this many samples one is drawn; at least one of every batch
 FIRST = 16  # samples of a call that are all drawn, since the plan is young; one where batches are larger, beside others' logits
-WHOLE = 4  # batches of a call that are compared in all parameters
+WHOLE = 2  # comparisons of a call, of the first batch and of those that first wait together, that are of all parameters
 KEPT_ENTRIES = 1 << 23  # of the operations' outputs, for samples that are drawn at once beyond the first
 LOUDER = 100  # times the squares of rounding: a gradient of another kind
 HELD = 64  # drawn samples at most that wait for a plain pass; it is shared, since one of a single sample costs several times its share
@@ -88,7 +88,7 @@ class Confirmation:
         self.irregular = False  # the model may move rows from sample to sample, or choose them out of sight
         self.sought: set[str] = set()  # parameters whose largest gradient a sample has: it is compared in all, whosever turn it is
         self.clearances = 0  # how often rounding alone gave the alarm
-        self._drawn, self._batches, self._turn = 0, 0, 0
+        self._drawn = self._batches = self._settled = 0
         self._accompanied, self._fast_path = False, has_fast_path(model)
         self._device = device_of(model)
         self._on_cuda = self._device.type == "cuda"
@@ -112,7 +112,7 @@ class Confirmation:
         self.rounding.clear()
         self._waiting.clear()
         self.compared.clear()
-        self._drawn = self._batches = 0
+        self._drawn = self._batches = self._settled = 0
 
     def queues(self, samples: int) -> bool:
         """Whether what is compared of a batch of this size is waited for later."""
@@ -197,8 +197,8 @@ class Confirmation:
 
     def turn(self, samples: int) -> int | None:
         """In which part of the parameters the samples of this batch are compared: in all while the plan is young, and in CUDA graphs."""
-        whole = bool(self.sought) or self._young(samples) or self._batches < WHOLE or self._on_cuda or self.irregular
-        return None if whole or len(self.parameters) < 2 * TURNS else self._turn
+        whole = bool(self.sought) or self._young(samples) or self._settled < WHOLE or self._on_cuda or self.irregular
+        return None if whole or len(self.parameters) < 2 * TURNS else self._settled % TURNS
 
     def audit(self, plan: Plan, samples: int) -> Audit | None:
         """What of the squares themselves is recomputed: of all parameters while the plan is young, then of one; not in CUDA graphs.
@@ -217,11 +217,9 @@ class Confirmation:
 
     def add(self, kept: Kept, plan: Plan, samples: int) -> None:
         """Take over what a planned pass kept of its drawn samples; now and then the plain pass is made."""
-        mate = next((other for other in self._waiting if other.turn == kept.turn), None)
-        if mate is not None and not mate.joins(kept):
+        if self._waiting and not self._waiting[0].joins(kept):
             self.settle(plan)
         self._waiting.append(kept)
-        self._turn = (self._turn + 1) % TURNS
         self.compared.add(kept.path)
         limit = waiting_at_most(samples)
         if self._young(samples) or self.irregular or sum(map(len, self._waiting)) >= limit:
@@ -231,10 +229,9 @@ class Confirmation:
     def settle(self, plan: Plan) -> None:
         """Compare all samples that wait."""
         waiting, self._waiting = self._waiting, []
-        for turn in dict.fromkeys(kept.turn for kept in waiting):
-            self._settle([kept for kept in waiting if kept.turn == turn], plan)
-
-    def _settle(self, waiting: list[Kept], plan: Plan) -> None:
+        if not waiting:
+            return
+        self._settled += 1
         groups = [waiting]
         if len(waiting) == 1 and len(waiting[0]) > 1:  # of one batch: one goes alone, as the definition has it, others in other company
             few = batch_size(waiting[0].batch) <= FIRST
