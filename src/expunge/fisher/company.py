@@ -20,7 +20,7 @@ COMPANY = 8  # samples of the first batch whose logits are compared
 LONE = 4  # of a call's first batch whose logits are compared with those that they have alone
 ASKED = 16  # where the model's operations may mix samples, or it asks or reads: a yes or no about the batch may be another for one sample
 AGAIN = 2  # of later batches, there
-LOSSES = 8  # of the first batch whose losses are compared with what they are alone; AGAIN of later ones
+LOSSES = 8  # of the first batch whose losses are compared with what they are alone, as those of drawn samples are in every batch
 ENTRIES = 1 << 18  # of logits whose losses are: of many classes or tokens a part of the samples, since all would cost percents
 
 

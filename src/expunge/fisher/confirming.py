@@ -129,7 +129,7 @@ class Confirmation:
         samples, first = len(noise), not self._batches
         if len(result.cotangents) == 1:
             groups = [*halves(samples, result.logits.numel(), self.generator)[: 2 if first else 1]]  # both of the first batch
-            groups += single(samples, LOSSES if first else AGAIN, self.generator)
+            groups += single(samples, LOSSES, self.generator) if first else []
             check_losses(cotangents, result.logits, result.cotangents[0], noise, batch, self.objective, groups)
         suspected = mixes or result.asks or result.reads
         if first or suspected:
