@@ -122,8 +122,11 @@ class Confirmation:
         """Raise where losses, or logits, of some samples are other ones beside fewer samples or alone: in a call's first batch, and in all
         where the model `mixes` samples, reads or asks.
 
-        A coupling of few samples shows in these, hardly in the one that is drawn. A GPU would have to wait.
+        A coupling of few samples shows in these, hardly in the one that is drawn. A GPU would have to wait; it does for all logits where
+        the plain model may take a fast path.
         """
+        if self._fast_path and not worst_output(result.logits, self.logits_of(batch)) < self.tolerated(result.logits):
+            raise Revised({*self.parameters})
         if self._on_cuda:
             return
         samples, first = len(noise), not self._batches
@@ -135,8 +138,6 @@ class Confirmation:
         if first or suspected:
             for row in single(samples, (ASKED if suspected else LONE) if first else AGAIN, self.generator):
                 self._check_company(batch, result.logits, row)
-        if self._fast_path and not worst_output(result.logits, self.logits_of(batch)) < self.tolerated(result.logits):
-            raise Revised({*self.parameters})
         self._batches += 1
         if self._accompanied or len(noise) <= FIRST:  # small batches are drawn whole
             return
