@@ -201,8 +201,12 @@ def test_accuracies_need_classes_at_dimension_one():
         objective = Objective(losses=classes_last, classes=classes)
         with pytest.raises(InputError, match="^objective: accuracy needs class logits; .* where dimension 1 of the outputs is the classes"):
             metrics.accuracy(model, square, objective)
-        with pytest.raises(InputError, match=r"^forget: accuracy needs class logits; .*watch=\{\} measures no accuracy"):
-            unlearn(model, square, method=FisherMask(tuning=None), objective=objective)
+        with pytest.raises(InputError, match=r"^watch\['seen'\]: accuracy needs class logits; .*watch=\{\} measures no accuracy"):
+            unlearn(model, square, method=FisherMask(tuning=None), objective=objective, watch={"seen": square})
+    with pytest.raises(InputError, match=r"^forget: accuracy needs class logits; .*watch=\{\} measures no accuracy"):
+        unlearn(model, square, method=FisherMask(tuning=None), objective=Objective(losses=classes_last))
+    unwatched = unlearn(model, square, method=FisherMask(tuning=None), objective=Objective(losses=classes_last, classes=False))
+    assert unwatched.history[0].accuracies == {}
     with pytest.raises(InputError, match=r"^data: accuracy needs one integer label .* for logits \(48, 4, 6\)"):
         metrics.accuracy(model, (cases.dataset().tensors[0], WORDS), Objective(losses=classes_last, classes=True))
     turned = Objective(outputs=lambda model, batch: model(batch[0]).movedim(-1, 1), losses=TOKENS, classes=True)
