@@ -15,8 +15,8 @@ from torch.nn.modules.conv import _ConvNd
 from expunge.errors import ExpungeError, InputError
 from expunge.runtime.nested import tensors
 
-# What a forward pass or a loss raises for inputs that are not its own. Others (Ctrl-C, a full disk) are not about the inputs.
 WHOLE = r"\b(byte|char|short|int|long|bool|u?int\d+)\b"  # types that an error names
+# What a forward pass or a loss raises for inputs that are not its own. Others (Ctrl-C, a full disk) are not about the inputs.
 RAW = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 
 

@@ -75,7 +75,6 @@ def select(
     Departures: the released program masks kernels of convolutions and single weights of linear layers, `granularity="kernel"`, and
     ⌊ratio · units⌋ of them, `rounding="down"`.
     """
-
     if not isinstance(score, Mapping):
         rule = "must be a tensor for each parameter by name, as scores.fisher_difference(forget_sums, remain_sums) gives"
         raise InputError("score", rule, type(score).__name__)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from expunge.data.batches import batch_size, device_of, take
 from expunge.data.calling import out_of_memory
 from expunge.data.objective import Batch, Objective
-from expunge.errors import ExpungeError, ModelError
+from expunge.errors import ExpungeError
 from expunge.fisher import kinds
-from expunge.fisher.adding import Sums
+from expunge.fisher.adding import Totals
 from expunge.fisher.batchwise import batch_squares
 from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.early import Early
@@ -29,7 +29,6 @@ from expunge.fisher.planning.description import warn_if_slow
 from expunge.fisher.planning.plan import Plan
 from expunge.fisher.planning.survey import obvious_plan, survey
 from expunge.fisher.queueing import QueuedConfirmation
-from expunge.fisher.reading import Labels
 from expunge.fisher.samples import Squares, batched, looped
 from expunge.fisher.showing import samples_with_gradient
 from expunge.fisher.steadiness import Steadiness
@@ -39,38 +38,6 @@ from expunge.runtime.nested import tensors
 from expunge.runtime.transfers import sent
 
 CONFIRMED_ON = ("cpu", "cuda")
-
-
-class Totals:
-    """Float64 sums across batches: float32 ones would drift after some 10⁵ additions."""
-
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
-        self.model, self.parameters, self.objective = model, parameters, objective
-        self.sums = Sums()
-        self.count = 0
-        self.labels: Labels | None = None  # of the batch that comes
-
-    def commit(self, squares: Squares, count: int) -> None:
-        self.sums.add(squares)
-        self.count += count
-
-    def finish(self) -> None:
-        """The data have ended."""
-
-    def restart(self, names: set[str]) -> None:
-        """Begin again, with another plan for these parameters."""
-        self.sums.clear()
-        self.count = 0
-
-    def totals(self) -> dict[str, Tensor]:
-        for name in self.sums.not_finite():
-            raise ModelError(
-                f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite, or they are beyond "
-                f"the range of {str(self.parameters[name].dtype).removeprefix('torch.')}"
-            )
-        none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.sums}
-        # Squares formed by pairs of positions can come out below zero by a rounding error.
-        return {name: (none if name in none else self.sums)[name].clamp_min_(0).contiguous() for name in self.parameters}
 
 
 class Batchwise(Totals):

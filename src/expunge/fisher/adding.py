@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from expunge.data.objective import Objective
+from expunge.errors import ModelError
+from expunge.fisher.reading import Labels
 from expunge.fisher.samples import Squares
 
 
@@ -73,3 +76,35 @@ JOINED_ON = ("cuda",)
 def _is_dense(tensor: Tensor) -> bool:
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     return tensor.permute(order).is_contiguous()
+
+
+class Totals:
+    """The sums of a call and the number of its samples; `Batchwise` and `Samplewise` add to them (adders.py)."""
+
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective) -> None:
+        self.model, self.parameters, self.objective = model, parameters, objective
+        self.sums = Sums()
+        self.count = 0
+        self.labels: Labels | None = None  # of the batch that comes
+
+    def commit(self, squares: Squares, count: int) -> None:
+        self.sums.add(squares)
+        self.count += count
+
+    def finish(self) -> None:
+        """The data have ended."""
+
+    def restart(self, names: set[str]) -> None:
+        """Begin again, with another plan for these parameters."""
+        self.sums.clear()
+        self.count = 0
+
+    def totals(self) -> dict[str, Tensor]:
+        for name in self.sums.not_finite():
+            raise ModelError(
+                f"the squared gradients of {name} must be finite; found NaN or infinity: the loss is not finite, or they are beyond "
+                f"the range of {str(self.parameters[name].dtype).removeprefix('torch.')}"
+            )
+        none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in self.parameters.items() if name not in self.sums}
+        # Squares formed by pairs of positions can come out below zero by a rounding error.
+        return {name: (none if name in none else self.sums)[name].clamp_min_(0).contiguous() for name in self.parameters}

@@ -122,17 +122,14 @@ class Keeper:
             return 0
         try:
             return checkpoints.load(self.path, model, optimizer, self.settings, device, epochs, self.carried.put)
-        except InputError as error:
-            if self.context is None:
-                found = error.found if str(self.path) in str(error.found) else f"{self.path}: {error.found}"
-                raise InputError("keep", f"{error.rule}; without it the training begins anew", found) from error
-            self.path.unlink(missing_ok=True)
-            return 0
-        except MismatchError:
-            if self.context is None:
+        except (MismatchError, InputError) as error:
+            if self.context is not None:
+                self.path.unlink(missing_ok=True)
+                return 0
+            if isinstance(error, MismatchError):
                 raise
-            self.path.unlink(missing_ok=True)
-            return 0
+            found = error.found if str(self.path) in str(error.found) else f"{self.path}: {error.found}"
+            raise InputError("keep", f"{error.rule}; without it the training begins anew", found) from error
 
     def save(self, model: nn.Module, optimizer: Optimizer, epoch: int, epochs: int, device: torch.device) -> None:
         """Write the state after so many epochs where it is worth it; in a context also where there is room on the disk."""
