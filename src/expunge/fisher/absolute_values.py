@@ -74,7 +74,7 @@ class _Adder:
         self.surveyed = False
         self.fitting = Fitting()
         self.confirms = device_of(model).type in adders.CONFIRMED_ON
-        self.confirmation = Confirmation(model, parameters, objective, seed=0)
+        self.confirmation = Confirmation(model, parameters, objective, kinds.empirical(objective), seed=0)
         self.steadiness = Steadiness(model, parameters, objective)
 
     def add(self, batch: Batch) -> None:
@@ -120,8 +120,7 @@ class _Adder:
             self.steadiness.check(batch, before)
         if not self.count:
             kinds.check_losses_apart(self.parameters, logits, batch, self.objective)
-        losses = kinds.empirical(self.objective)
-        cotangents = losses(logits, self.objective.targets(batch), logits)
+        cotangents = self.confirmation.cotangents(logits, self.objective.targets(batch), logits)
         kept = Drawn(torch.tensor(drawn, dtype=torch.int64, device=logits.device))
         sizes, alone = Squares(), Alone(logits)
         if self.plan.batched:
@@ -138,7 +137,7 @@ class _Adder:
             self.confirmation.against(alone, batch, self.plan)
         if drawn:
             rows = kept.rows
-            apart = torch.cat([losses(logits[row], self.objective.targets(take(batch, row)), logits[row])[0] for row in rows.split(1)])
-            parts = Kept(batch, rows, take(batch, rows), logits[rows], cotangents[0][rows], apart, kept.parts, set())
+            noise = logits.new_empty(len(rows), 0)  # such losses take none
+            parts = Kept(batch, rows, take(batch, rows), logits[rows], cotangents[0][rows], noise, kept.parts, set())
             self.confirmation.add(parts, self.plan, batch_size(batch))
         return sizes

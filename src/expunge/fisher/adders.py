@@ -67,7 +67,7 @@ class Samplewise(Totals):
         self.draws, self.seed = draws if kind == "sampled" else 0, int(seed)
         self.generator = numpy.random.Generator(numpy.random.Philox(self.seed))
         self.confirms = (place := device_of(model).type) in CONFIRMED_ON
-        self.confirmation = _confirmation(place, model, parameters, objective, self.seed, expected)
+        self.confirmation = _confirmation(place, model, parameters, objective, self.cotangents, self.seed, expected)
         self.steadiness = Steadiness(model, parameters, objective)
         self.several = expected != 1  # batches, as far as is known: to capture a graph for one would be in vain
         self.plan = plan
@@ -259,7 +259,7 @@ class Samplewise(Totals):
             return self.planned(batch, noise, self.confirmation.draw(batch_size(batch), plan.entries))
         if self.confirms:
             self.steadiness.check(batch, before)
-            self.confirmation.in_other_company(batch, noise, result, self.cotangents, plan.mixes)
+            self.confirmation.in_other_company(batch, noise, result, plan.mixes)
             if plan.mixes and not plan.batched and not plan.looped:  # loops see every sample alone
                 self.confirmation.among_few(batch, result.logits)
         squares, others, alone = dict(result.squares), list[Part](), Alone(result.logits)
@@ -280,7 +280,7 @@ class Samplewise(Totals):
             entries = sum(part.inputs.numel() + part.slopes.numel() for part in parts) // len(rows)
             self.scratch.reserve(parts[0].slopes, entries // 2 + 1, waiting_at_most(batch_size(batch)) + 1)
         if self.confirms:
-            self.confirmation.add(kept_of(batch, rows, result, others, slot), plan, batch_size(batch))
+            self.confirmation.add(kept_of(batch, noise, rows, result, others, slot), plan, batch_size(batch))
         return squares
 
     def settings(self) -> tuple[object, ...]:
@@ -303,11 +303,17 @@ class Samplewise(Totals):
 
 
 def _confirmation(
-    place: str, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int, expected: int | None
+    place: str,
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    objective: Objective,
+    cotangents: kinds.Cotangents,
+    seed: int,
+    expected: int | None,
 ) -> Confirmation:
     if place == "cuda":
-        return QueuedConfirmation(model, parameters, objective, seed, expected)
-    return Confirmation(model, parameters, objective, seed)
+        return QueuedConfirmation(model, parameters, objective, cotangents, seed, expected)
+    return Confirmation(model, parameters, objective, cotangents, seed)
 
 
 def _not_zero(names: Sequence[str], squares: Squares) -> list[str]:

@@ -15,6 +15,7 @@ from expunge.errors import InputError, ModelError
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.closed_forms.drawn import Drawn, Part, gradients_of, same_form
 from expunge.fisher.closed_forms.scratch import Scratch
+from expunge.fisher.kinds import Cotangents
 from expunge.fisher.planning.definition import random_like, tolerance
 from expunge.fisher.planning.passes import closed_forms
 from expunge.fisher.planning.plan import Plan
@@ -36,21 +37,21 @@ class Kept:
     samples: Batch  # these rows
     logits: Tensor
     cotangents: Tensor
-    alone: Tensor  # the cotangents that each sample's loss alone would give
+    noise: Tensor  # of these rows
     parts: list[Part]
     passed: set[str]  # parameters that were used, but not kept
     slot: int = 0  # the memory they are in
     turn: int | None = None  # which of the uses of parameters were kept
     path: int = 0  # what the operations of the pass were
+    number: int = 0  # of the cotangents
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def cut(self, rows: slice) -> Kept:
         parts = [part._replace(inputs=part.inputs[rows], slopes=part.slopes[rows]) for part in self.parts]
-        logits, cotangents, alone = (tensor[rows] for tensor in (self.logits, self.cotangents, self.alone))
-        samples = take(self.samples, rows)
-        return Kept(self.batch, self.rows[rows], samples, logits, cotangents, alone, parts, self.passed, self.slot, self.turn)
+        own = {name: getattr(self, name)[rows] for name in ("rows", "logits", "cotangents", "noise")}
+        return replace(self, samples=take(self.samples, rows), parts=parts, **own)
 
     def joins(self, other: Kept) -> bool:
         """Whether the samples of both can go through the model together."""
@@ -96,7 +97,15 @@ def keep(
     if plan.batched:  # torch.func may be right for one cotangent, and wrong for several at once, as of torch.cdist
         batched(model, plan.batched, batch, [*sent.cotangents, random_like(sent.logits).flip(-1)], objective, drawn=drawn)
     chosen = sent.cotangents[0][rows]
-    return Kept(batch, rows, take(batch, rows), sent.logits[rows], chosen, chosen, drawn.parts, drawn.passed, turn=turn)
+    return Kept(batch, rows, take(batch, rows), sent.logits[rows], chosen, chosen[:, :0], drawn.parts, drawn.passed, turn=turn)
+
+
+def apart(group: Sequence[Kept], cotangents: Cotangents, objective: Objective) -> list[Pair]:
+    """What each sample's loss has for cotangents in its batch, and what it has alone."""
+    pairs = []
+    for one in (kept.cut(slice(row, row + 1)) for kept in group for row in range(len(kept))):
+        pairs.append((one.cotangents, cotangents(one.logits, objective.targets(one.samples), one.noise)[one.number]))
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -113,16 +122,18 @@ class Differences:
 
 
 class Comparison:
-    """Σ_s r_s · gradient_s over drawn samples of the same form, r random, as the plan attributes it and as a plain pass gives it."""
+    """Σ_s r_s · gradient_s over drawn samples of the same form, r random, as the plan attributes it and as a plain pass gives it.
 
-    def __init__(self, group: Sequence[Kept], plan: Plan, weights: Tensor) -> None:
-        self.weights = weights
+    `apart`: cotangents that are compared as well, each with what the sample's loss gives in other company.
+    """
+
+    def __init__(self, group: Sequence[Kept], plan: Plan, weights: Tensor, apart: Sequence[Pair] = ()) -> None:
+        self.weights, self.apart = weights, list(apart)
         self.samples = group[0].samples
         if len(group) > 1:
             self.samples = combine_tensors([kept.samples for kept in group], lambda parts: torch.cat(list(parts)))
         self.logits, self.cotangents = (torch.cat([getattr(kept, name) for kept in group]) for name in ("logits", "cotangents"))
         self.weighted = self.cotangents * weights.to(self.cotangents.dtype).view(-1, *(1,) * (self.cotangents.dim() - 1))
-        self.alone = [(kept.cotangents, kept.alone) for kept in group]
         self.parts = [kept.parts for kept in group if kept.parts]
         passed = set().union(*(kept.passed for kept in group)) - {name for part in group[0].parts for name in part[:2]}
         self.names = [name for name in (*plan.layouts, *plan.batched, *plan.idle) if name not in passed]
@@ -172,7 +183,7 @@ class Comparison:
         with torch.enable_grad():
             plain = objective.logits(model, fresh(self.samples if samples is None else samples))
         if plain.shape != self.logits.shape:
-            return Unread(largest_of(self.alone), self.alone, names, None, {})
+            return Unread(largest_of(self.apart), self.apart, names, None, {})
         pairs: dict[str, Pair] = {}
         if names and plain.requires_grad:
             # The first layer's, too: torch's GroupNorm crashes in channels-last memory where the gradient of its input is not asked for.
@@ -181,16 +192,16 @@ class Comparison:
             reference = gradients(plain, asked, self.weighted)
             pairs = _paired(self.attributed, {name: reference[name] for name in names})
         outputs = unmasked(self.logits, plain.detach())
-        sizes = torch.cat([largest_of([*self.alone, outputs]), largest_of([*pairs.values()], order).to(plain.device)])
-        return Unread(sizes, self.alone, names, self.logits, {name: gradient for name, (_, gradient) in pairs.items()})
+        sizes = torch.cat([largest_of([*self.apart, outputs]), largest_of([*pairs.values()], order).to(plain.device)])
+        return Unread(sizes, self.apart, names, self.logits, {name: gradient for name, (_, gradient) in pairs.items()})
 
 
 @dataclass(frozen=True)
 class Unread:
     """A comparison on the device, not waited for yet."""
 
-    sizes: Tensor  # of the pairs `alone`, of the logits, and of the gradients; of the first alone where the logits have another shape
-    alone: Sequence[Pair]
+    sizes: Tensor  # of the pairs `apart`, of the logits, and of the gradients; of the first alone where the logits have another shape
+    apart: Sequence[Pair]
     names: Sequence[str]
     logits: Tensor | None
     gradients: Mapping[str, Tensor]
@@ -198,10 +209,10 @@ class Unread:
     def read(self, tolerated: Tolerated, of_logits: Tolerated | None = None, noise: float | None = None) -> Differences:
         """`of_logits`: what is tolerated of these, where it is another."""
         sizes = as_pairs(self.sizes)
-        check_alone(self.alone, sizes)
+        check_apart(self.apart, sizes)
         if self.logits is None:
             return Differences(set(self.names), together=True)
-        (difference, size), *others = sizes[len(self.alone) :]
+        (difference, size), *others = sizes[len(self.apart) :]
         if not (difference < (of_logits or tolerated)(self.logits) * size or difference == 0):
             return Differences(set(self.names), together=True)
         return _differing(self.gradients, others, tolerated, noise)
@@ -251,9 +262,9 @@ def allowed(tensor: Tensor) -> float:
     return 0.15 if rounded else tolerance(tensor)
 
 
-def check_alone(pairs: Sequence[Pair], sizes: Sequence[tuple[float, float]]) -> None:
+def check_apart(pairs: Sequence[Pair], sizes: Sequence[tuple[float, float]]) -> None:
     """Raise InputError where the gradient of a sample's loss is another one beside other samples."""
     errors = [difference / size if size else (torch.inf if difference else 0.0) for difference, size in sizes[: len(pairs)]]
-    if any(not error < allowed(alone) / 10 for error, (_, alone) in zip(errors, pairs, strict=True)):
+    if any(not error < allowed(other) / 10 for error, (_, other) in zip(errors, pairs, strict=True)):
         rule = "must give each sample its own loss; divisions by a count over the batch, batch statistics and pairs of samples do not"
         raise InputError("objective.losses", rule, f"a gradient that changes by {max(errors):.1%} with the rest of the batch")

@@ -29,7 +29,7 @@ from expunge.fisher.company import (
     single,
     worst_output,
 )
-from expunge.fisher.comparing import Comparison, Differences, Kept, allowed
+from expunge.fisher.comparing import Comparison, Differences, Kept, allowed, apart
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.kinds import Cotangents
 from expunge.fisher.planning.definition import COUPLED, NOT_FINITE, tolerance
@@ -76,8 +76,10 @@ class Confirmation:
 
     shows_at_the_end = False  # which parameters are not confirmed; here after every batch
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int) -> None:
-        self.model, self.parameters, self.objective = model, parameters, objective
+    def __init__(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, cotangents: Cotangents, seed: int
+    ) -> None:
+        self.model, self.parameters, self.objective, self.cotangents = model, parameters, objective, cotangents
         self.doubts = Doubts(model, parameters, objective)
         self.generator = numpy.random.Generator(numpy.random.Philox(key=[seed % 2**64, 1]))  # apart from all others
         self.confirmed: set[str] = set()
@@ -118,7 +120,7 @@ class Confirmation:
         """Whether what is compared of a batch of this size is waited for later."""
         return False
 
-    def in_other_company(self, batch: Batch, noise: Tensor, result: Pass, cotangents: Cotangents, mixes: bool) -> None:
+    def in_other_company(self, batch: Batch, noise: Tensor, result: Pass, mixes: bool) -> None:
         """Raise where losses, or logits, of some samples are other ones beside fewer samples or alone: in a call's first batch, and in all
         where the model `mixes` samples, reads or asks.
 
@@ -133,7 +135,7 @@ class Confirmation:
         if len(result.cotangents) == 1:
             groups = [*halves(samples, result.logits.numel(), self.generator)[: 2 if first else 1]]  # both of the first batch
             groups += single(samples, LOSSES, self.generator) if first else []
-            check_losses(cotangents, result.logits, result.cotangents[0], noise, batch, self.objective, groups)
+            check_losses(self.cotangents, result.logits, result.cotangents[0], noise, batch, self.objective, groups)
         suspected = mixes or result.asks or result.reads
         if first or suspected:
             for row in single(samples, (ASKED if suspected else LONE) if first else AGAIN, self.generator):
@@ -248,7 +250,7 @@ class Confirmation:
     def _compare(self, group: list[Kept], plan: Plan, again: bool) -> None:
         """`again`: other samples of this batch were just compared, so that a cheaper form of the plain pass will do where there is one."""
         weights = sent(torch.from_numpy(self.generator.normal(size=sum(map(len, group)))), group[0].logits.device)
-        comparison = Comparison(group, plan, weights)
+        comparison = Comparison(group, plan, weights, apart(group, self.cotangents, self.objective))
         form = self.doubts.unflipped(comparison.samples) if again else None
         found = comparison.differences(self.model, self.parameters, self.objective, self.tolerated, form)
         self._note(found, group)

@@ -38,20 +38,17 @@ def planned_pass(
 ) -> Pass:
     batch, noise, rows, turn, slot = given
     forms = set[Hashable]() if tensors(batch)[0].is_cuda else None
-    drawn, alone = Drawn(rows, turn=turn, compared=compared, slot=slot, audit=audit, forms=forms), []
+    drawn = Drawn(rows, turn=turn, compared=compared, slot=slot, audit=audit, forms=forms)
 
     def sent(logits: Tensor) -> Sequence[Tensor]:
         if logits.shape[:1] != (batch_size(batch),):
             raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
-        outputs = logits.detach()
-        passes = cotangents(outputs, objective.targets(batch), noise)
+        passes = cotangents(logits.detach(), objective.targets(batch), noise)
         drawn.number = int(pick * len(passes)) if rows.is_cuda else picked(passes, rows, pick)  # a GPU would have to wait
-        for row in rows.split(1) if len(rows) else ():
-            alone.append(cotangents(outputs[row], objective.targets(take(batch, row)), noise[row])[drawn.number])
         return passes
 
     result = closed_forms(model, parameters, plan.layouts, plan.idle, batch, sent, objective, scratch, drawn)
-    result.number, result.turn, result.path, result.alone = drawn.number, drawn.turn, drawn.path, torch.cat(alone) if alone else None
+    result.number, result.turn, result.path = drawn.number, drawn.turn, drawn.path
     if rows.is_cuda and result.parts:
         result.packs = packed(result.parts)
     return result
@@ -67,14 +64,13 @@ def picked(passes: Sequence[Tensor], rows: Tensor, pick: float) -> int:
     return int(pick * len(passes))
 
 
-def kept_of(batch: Batch, rows: Tensor, result: Pass, others: list[Part], slot: int) -> Kept:
+def kept_of(batch: Batch, noise: Tensor, rows: Tensor, result: Pass, others: list[Part], slot: int) -> Kept:
     """What a pass has kept of its drawn samples, in memory of their own: a CUDA graph writes to the same places again."""
-    assert result.alone is not None
-    alone, parts = result.alone, result.parts
-    if rows.is_cuda:
-        alone = alone.clone()
-        if result.packs is not None:
-            parts = unpacked(parts, {kind: pack.clone() for kind, pack in result.packs.items()})
+    parts = result.parts
+    if rows.is_cuda and result.packs is not None:
+        parts = unpacked(parts, {kind: pack.clone() for kind, pack in result.packs.items()})
     parts = [*parts, *others]
     logits, cotangents = result.logits[rows], result.cotangents[result.number][rows]
-    return Kept(batch, rows, take(batch, rows), logits, cotangents, alone, parts, result.passed, slot, result.turn, result.path)
+    return Kept(
+        batch, rows, take(batch, rows), logits, cotangents, noise[rows], parts, result.passed, slot, result.turn, result.path, result.number
+    )

@@ -22,9 +22,10 @@ from expunge.data.batches import take
 from expunge.data.calling import out_of_memory
 from expunge.data.objective import Objective
 from expunge.fisher.closed_forms import tf32
-from expunge.fisher.comparing import Comparison, Differences, Kept, Unread, allowed, keep
+from expunge.fisher.comparing import Comparison, Differences, Kept, Pair, Unread, allowed, apart, keep
 from expunge.fisher.confirming import FIRST, Confirmation, Revised
 from expunge.fisher.doubting import BY_PRECISION, in_channels_last, in_smaller_company
+from expunge.fisher.kinds import Cotangents
 from expunge.fisher.planning.definition import random_like, tolerance
 from expunge.fisher.planning.plan import Plan
 from expunge.fisher.samples import as_pairs, largest_of, output_error, unmasked
@@ -60,9 +61,15 @@ class QueuedConfirmation(Confirmation):
     """
 
     def __init__(
-        self, model: nn.Module, parameters: Mapping[str, nn.Parameter], objective: Objective, seed: int, expected: int | None = None
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        objective: Objective,
+        cotangents: Cotangents,
+        seed: int,
+        expected: int | None = None,
     ) -> None:
-        super().__init__(model, parameters, objective, seed)
+        super().__init__(model, parameters, objective, cotangents, seed)
         self.expected = expected
         self._patient = False  # waits for each comparison
         self._precise = False  # compares without TF32
@@ -132,12 +139,24 @@ class QueuedConfirmation(Confirmation):
         if not self._precise:
             weights[rows:] = 0  # their gradients are not compared
         comparison = Comparison([*whole, *light], plan, sent(torch.from_numpy(weights), whole[0].logits.device))
+        comparison.apart = self._in_the_company_of_others(comparison, [*whole, *light])
         self._take_memory(4 * sum(kept.bytes for kept in whole))
         unread = self._begun_precisely(comparison, plan) if self._precise else self._begun(comparison)
         self._queued.append(_Queued(whole, comparison, unread, self._precise, self._alone(whole[-1])))
         self._waiting, self._light, self._since = [], [], 0  # only now: what runs out of memory is tried again
         if len(self._queued) > 1:  # the device has long done it
             self._read(self._queued.pop(0), plan)
+
+    def _in_the_company_of_others(self, comparison: Comparison, group: list[Kept]) -> list[Pair]:
+        """The cotangents of drawn samples beside those that their losses have together, drawn from many batches; one alone."""
+        noise, pairs, start = torch.cat([kept.noise for kept in group]), [], 0
+        passes = self.cotangents(comparison.logits, self.objective.targets(comparison.samples), noise)
+        together = {number: passes[number] for number in {kept.number for kept in group}}  # each is computed when it is indexed
+        for kept in group:
+            pairs.append((kept.cotangents, together[kept.number][start : start + len(kept)]))
+            start += len(kept)
+        lone = [group[int(self.generator.integers(len(group)))].cut(slice(0, 1))] if start > 1 else []
+        return [*pairs, *apart(lone, self.cotangents, self.objective)]
 
     def _take_memory(self, size: int) -> None:
         """For the next comparison, at once: piece by piece it takes longer than the comparison."""

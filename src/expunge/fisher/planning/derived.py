@@ -6,7 +6,7 @@ per sample, G_n; the parameters' own gradients are then ⟨G_n, ∂(tensor)/∂w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,9 +103,13 @@ class Derived:
         names = sorted(set().union(*sets))
         kept: dict[str, list[Tensor]] = {name: [] for name in names if drawn is not None and drawn.takes(name)}
         entries = sum(parameters[name].numel() for name in names)
+
+        def of_one(*parts: Tensor) -> Sequence[Tensor]:
+            return torch.autograd.grad(made, [parameters[name] for name in names], parts, retain_graph=True)
+
         for some in chunks(self.samples, entries + sum(tensor.numel() for tensor in made), made[0]):
             parts = [slope[some.start : some.stop].to(tensor.dtype) for slope, tensor in zip(slopes, made, strict=True)]
-            found = torch.autograd.grad(made, [parameters[name] for name in names], parts, retain_graph=True, is_grads_batched=True)
+            found = torch.func.vmap(of_one)(*parts)  # `is_grads_batched` has a loop for lookups in tables
             for name, gradient in zip(names, found, strict=True):
                 total = wide(gradient.detach()).square().sum(0)
                 squares[name] = squares[name].add_(total) if name in squares else total

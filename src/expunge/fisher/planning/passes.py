@@ -31,7 +31,6 @@ class Pass:
     number: int = 0  # of the cotangents at which these were kept
     turn: int | None = None  # which of the uses of parameters were kept
     path: int = 0  # what the operations were
-    alone: Tensor | None = None  # the drawn samples' cotangents, each from its own loss alone
     wrong: set[str] = field(default_factory=set)  # parameters whose squares fail their audit
     silent: bool = False  # all parameters were audited, and none has a gradient: nothing was shown
     forms: Collection[Hashable] = ()  # of the operations whose squares an audit computes again
