@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
-
 from expunge.fisher.planning.definition import NOISE, PROBE, tolerance
 from expunge.fisher.planning.interception import Interception
 from expunge.fisher.planning.layouts import Layout, infer
-from expunge.fisher.planning.orders import fitting
-from expunge.fisher.samples import sizes_of, unmasked
+from expunge.fisher.planning.orders import Rows, fitting
+from expunge.fisher.samples import MASKED, sizes_of, unmasked
 
 
 def possible_layouts(fewer: Interception, more: Interception) -> dict[str, list[Layout]]:
@@ -42,14 +41,28 @@ def _of_use(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> li
     return [Layout()] if before is None or after is None else infer(before, after, PROBE)
 
 
-def in_the_order_of_samples(name: str, layouts: list[Layout], fewer: Interception, more: Interception) -> list[Layout]:
-    return fitting(layouts, fewer.met[name], more.met[name], PROBE, _own)
+def in_the_order_of_samples(choices: Mapping[str, list[Layout]], fewer: Interception, more: Interception) -> dict[str, list[Layout]]:
+    """Of the layouts to try for each parameter those by which a sample has the rows that it has alone."""
+    found = {name: fitting(layouts, fewer.met[name], more.met[name], PROBE) for name, layouts in choices.items()}
+    own = iter(_own([rows for candidates in found.values() for _, needed in candidates for rows in needed]))
+    return {name: [layout for layout, needed in candidates if all([next(own) for _ in needed])] for name, candidates in found.items()}
 
 
-def _own(rows: Tensor, alone: Tensor) -> bool:
-    """Whether a sample that has these rows alone has the first of two samples' rows. Those of a near copy are near, too."""
-    (off, size), (apart, _) = sizes_of([unmasked(rows[:1], alone), unmasked(rows[1:], rows[:1])])
-    return off <= NOISE.get(rows.dtype, NOISE[torch.float32]) * size or (off < tolerance(rows) * size and 2 * off < apart)
+def _own(pairs: Sequence[Rows]) -> list[bool]:
+    """Whether a sample that has these rows alone has the first of two samples' rows. Those of a near copy are near, too.
+
+    The device is waited for once; twice, where entries may be masks.
+    """
+    compared = [pair for rows, alone in pairs for pair in ((rows[:1], alone), (rows[1:], rows[:1]))]
+    sizes = sizes_of(compared)
+    far = [place for place, (_, size) in enumerate(sizes) if not size < -MASKED]
+    for place, size in zip(far, sizes_of([unmasked(*compared[place]) for place in far]), strict=True):
+        sizes[place] = size
+    found = []
+    for (rows, _), (off, size), (apart, _) in zip(pairs, sizes[::2], sizes[1::2], strict=True):
+        same = off <= NOISE.get(rows.dtype, NOISE[torch.float32]) * size
+        found.append(same or (off < tolerance(rows) * size and 2 * off < apart))
+    return found
 
 
 def why_none(name: str, more: Interception, fewer: Interception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from expunge.fisher.planning.constants import Constants
 from expunge.fisher.planning.derived import DESCRIBING
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.operations import Operation
+
+
+Rows = tuple[Tensor, Tensor]  # of the samples by a layout, (samples, ...), and what the first has alone, (1, ...)
 
 
 class Met:
@@ -44,10 +47,9 @@ class Met:
         return frozenset((self._names[id(tensor)],)) if id(tensor) in self._names else frozenset()
 
 
-def fitting(
-    layouts: list[Layout], alone: Sequence[Tensor], together: Sequence[Tensor], samples: int, own: Callable[[Tensor, Tensor], bool]
-) -> list[Layout]:
-    """Of several layouts, or of one of several uses, those by which the first of these samples has the rows that it has alone.
+def fitting(layouts: list[Layout], alone: Sequence[Tensor], together: Sequence[Tensor], samples: int) -> list[tuple[Layout, list[Rows]]]:
+    """Of several layouts, or of one of several uses, those that may fit, with the rows by which the first of these samples must have
+    those that it has alone.
 
     `alone`, `together`: what the operations gave where the parameter's uses, or what is made of it, met the data. None where these are
     others beside another sample; of one use all layouts, where they are not known.
@@ -55,21 +57,20 @@ def fitting(
     uses = 1 + len(layouts[0].others) if layouts[0].others else len(together)
     known = len(alone) == len(together) == uses
     if uses <= 1 and len(alone) <= 1 and (len(layouts) == 1 or not known):
-        return layouts
-    if not known:
-        return []
-
-    def fits(layout: Layout | None, one: Tensor, more: Tensor) -> bool:
-        if layout is None or layout.frames == 0 or not (more.is_floating_point() or more.is_complex()):
-            return True
-        one, more = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (one, more))
-        if not layout.fits(tuple(more.shape), samples):
-            return False
-        rows, single = layout.rows(more, samples), layout.rows(one, 1)
-        return rows.shape[1:] != single.shape[1:] or own(rows, single)  # alone a sample may be padded to another length
-
-    def of_use(layout: Layout, number: int) -> Layout | None:
-        return layout.of_use(number) if layout.others else layout
-
-    pairs = list(zip(alone, together, strict=True))
-    return [layout for layout in layouts if all(fits(of_use(layout, use), *pair) for use, pair in enumerate(pairs))]
+        return [(layout, []) for layout in layouts]
+    found = []
+    for layout in layouts if known else ():
+        rows = list[Rows]()
+        for use, (one, more) in enumerate(zip(alone, together, strict=True)):
+            own = layout.of_use(use) if layout.others else layout
+            if own is None or own.frames == 0 or not (more.is_floating_point() or more.is_complex()):
+                continue
+            one, more = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (one, more))
+            if not own.fits(tuple(more.shape), samples):
+                break
+            here, single = own.rows(more, samples), own.rows(one, 1)
+            if here.shape[1:] == single.shape[1:]:  # alone a sample may be padded to another length
+                rows.append((here, single))
+        else:
+            found.append((layout, rows))
+    return found

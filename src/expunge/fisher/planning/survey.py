@@ -47,7 +47,7 @@ def obvious_plan(model: nn.Module, parameters: Mapping[str, nn.Parameter], batch
             alone, fewer = _watched(model, parameters, take(probe, slice(0, 1)), objective)
     except Exception:  # a survey says what is wrong
         return None
-    choices = {name: in_the_order_of_samples(name, layouts, fewer, more) for name, layouts in possible_layouts(fewer, more).items()}
+    choices = in_the_order_of_samples(possible_layouts(fewer, more), fewer, more)
     single = choices.keys() == parameters.keys() and all(len(layouts) == 1 for layouts in choices.values())
     if not single or mixes(fewer.notes.mixing, more.notes.mixing) or not is_usable(alone) or not alike(together[:1], alone):
         return None
@@ -107,9 +107,10 @@ def _survey(model: nn.Module, parameters: Mapping[str, nn.Parameter], probe: Bat
     if not comparable(fewer.notes.mixing, mixing):  # a model may keep what its first pass has made
         mixing = _watched(model, parameters, probe, objective)[1].notes.mixing
     choices, plan = possible_layouts(fewer, more), Plan(mixes=mixes(fewer.notes.mixing, mixing), logits=together.shape)
-    for name, possible in choices.items():  # a wrong order of rows may give two samples their squares, too
+    ordered = in_the_order_of_samples(choices, fewer, more)  # a wrong order of rows may give two samples their squares, too
+    for name, possible in choices.items():
         others = possible if len(more.met[name]) <= 1 else []  # of several uses each has to be in this order
-        choices[name] = in_the_order_of_samples(name, possible, fewer, more) or others
+        choices[name] = ordered[name] or others
     plan.reasons |= {name: "used again, on samples in another order" for name, left in choices.items() if not left}
     choices = {name: left for name, left in choices.items() if left}
     while choices:
