@@ -2,9 +2,10 @@
 
 import pytest
 
-from expunge.fisher import familiar
+from expunge.fisher import familiar, queueing
 
 
 @pytest.fixture(autouse=True)
 def unfamiliar():
     familiar.forget()
+    queueing.forget()

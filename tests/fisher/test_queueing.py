@@ -167,8 +167,8 @@ def test_of_sixteen_samples_one_that_is_another_mostly_stands_out(coarse, compar
     for place, seed in itertools.product((0, 7, 15), range(5)):
         number = itertools.count()
 
-        def faulty(batch, rows, result, *rest, number=number, place=place):
-            one = kept(batch, rows, result, *rest)
+        def faulty(batch, *given, number=number, place=place):
+            one = kept(batch, *given)
             if next(number) != place:
                 return one
             wrong = [part._replace(slopes=torch.randn_like(part.slopes) * part.slopes.std()) for part in one.parts]
@@ -217,14 +217,38 @@ def test_where_tf32_hides_everything_the_plan_is_confirmed_without(rough, made, 
     diagonal(rough, data(64))
     assert not made[0]._patient and made[0]._precise and made[0].doubts.settled == {BY_PRECISION: 2}
     again = [(16, 16), (1, 1)]  # of the first; of the second, which was begun when that was read, but the first of these
-    assert comparisons == [(16, 16)] * 2 + again + [(16, 16)] + again[:1] + [(16, 16)]
+    precisely = [(32, 8), (8, 8)]  # outputs and losses of the others, gradients of eight
+    assert comparisons == [(16, 16)] * 2 + again + precisely + again[:1]
+    comparisons.clear()
+    diagonal(rough, data(64))
+    assert made[1]._precise and comparisons == precisely * 2  # from the first batch on
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_rows_of_others_show_where_a_process_knows_that_tf32_hides_much(wrong, rough, made, monkeypatch):
+    diagonal(rough, data(40))
+    kept, doubted = adders.kept_of, []
+    monkeypatch.setattr(QueuedConfirmation, "_compare", lambda self, group, *rest, **settings: doubted.append(len(group)))
+
+    def faulty(batch, *given):
+        one = kept(batch, *given)
+        parts = [part._replace(slopes=torch.randn_like(part.slopes) * part.slopes.std()) for part in one.parts]
+        return dataclasses.replace(one, parts=parts if wrong else one.parts)
+
+    monkeypatch.setattr(adders, "kept_of", faulty)
+    diagonal(rough, data(16))
+    assert made[1]._precise and doubted[:1] == [8] * wrong
+
+
+@pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("late", [0, 20])
-def test_errors_show_where_tf32_hides_much(rough, made, late):
+def test_errors_show_where_tf32_hides_much(rough, made, late, known, monkeypatch):
     """Frames folded frame by frame, black until then."""
     model = test_cuda_confirmed.Late()
     model.image = nn.Sequential(*model.image, Rough())
+    if known:
+        monkeypatch.setattr(queueing, "_name", lambda plan: 0)
+        queueing._noisy.add(0)
     batches = test_cuda_confirmed.late(40, 32, late, torch.float32)
     found = diagonal(model.eval(), batches).sums
     assert made[0]._patient == bool(late)

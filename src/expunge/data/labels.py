@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 
@@ -9,6 +13,24 @@ from expunge.errors import InputError
 
 UNEXACT = 0.01  # of a sum of probabilities, which may be rounded to half precision
 IGNORED = -100  # the label torch.nn.functional.cross_entropy skips
+
+
+_known = ContextVar("_known", default=False)
+
+
+@contextmanager
+def known_labels() -> Iterator[None]:
+    """Within it labels on a GPU are not looked at again: they were checked before, and to look is to wait for the device."""
+    token = _known.set(True)
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def can_be_looked_at(tensor: Tensor) -> bool:
+    """Whether labels may be compared with these outputs: on a GPU not where they are known, nor in a capture, which cannot read values."""
+    return not tensor.is_cuda or not (_known.get() or torch.cuda.is_current_stream_capturing())
 
 
 def as_labels(targets: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from expunge.data.calling import RAW, call_by_name, described, error_summary, not_about_inputs, unusable
-from expunge.data.labels import as_labels, check_form, check_labels, check_likely_labels
+from expunge.data.labels import as_labels, can_be_looked_at, check_form, check_labels, check_likely_labels
 from expunge.errors import InputError
 from expunge.runtime.nested import Batch
 from expunge.validate import check_flag, is_whole, shown
@@ -131,8 +131,7 @@ class Objective:
 
     def per_sample(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The losses, checked: one value per sample, labels inside the head."""
-        # A CUDA graph capture cannot read values: the batches before it and the captured one were checked.
-        if not (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if can_be_looked_at(logits):
             self.check_targets(logits.shape, targets)
         try:
             losses = self.losses(logits, targets)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from expunge.data.labels import IGNORED, as_labels
+from expunge.data.labels import IGNORED, as_labels, can_be_looked_at
 from expunge.data.objective import Batch, Objective, batch_targets
 from expunge.errors import InputError
 
@@ -21,7 +21,7 @@ def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
         rule = f"targets must be token numbers of shape {tuple(logits.shape[:2])}, as the logits (samples, tokens, vocabulary) are"
         raise InputError("batches", rule, f"{targets.dtype} of shape {tuple(targets.shape)} beside logits {tuple(logits.shape)}")
     labels = as_labels(targets)
-    if not (logits.is_cuda and torch.cuda.is_current_stream_capturing()):  # a CUDA graph cannot read values
+    if can_be_looked_at(logits):
         counted = labels[labels != IGNORED]
         if counted.numel() and (int(counted.min()) < 0 or int(counted.max()) >= logits.shape[2]):
             found = int(counted.min()) if int(counted.min()) < 0 else int(counted.max())

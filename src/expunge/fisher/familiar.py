@@ -18,7 +18,7 @@ from expunge.runtime.cuda_graphs import GraphedStep, form_of
 from expunge.runtime.nested import Batch
 
 MOST = 4096  # of each
-_made: dict[int, int] = {}  # what passes that were made without a graph depend on: their kernels are loaded; the memory of their graphs
+_made: set[int] = set()  # what passes that were made without a graph depend on: their kernels are loaded
 _audited: set[int] = set()  # forms of operations whose sums of squares were found right
 
 
@@ -32,24 +32,21 @@ class FamiliarStep:
 
     def __init__(self, step: Callable[..., Pass], plan: Plan, settings: Hashable) -> None:
         self.step, self.plan, self.settings = step, plan, settings
+        self._graphed = self._new()
         self._begun = self._known = False
         self._form: Hashable = None  # of the first batch
-        self._signature = 0
-        self._graphed = self._new()
 
     def __call__(self, given: Batch, audit: Audit | None = None) -> Pass:
         form = form_of(given)
         if self._begun:
             return self._pass(given, None if self._known and form == self._form else audit)
         self._begun, self._form = True, form
-        layouts = tuple(self.plan.layouts.items())
-        self._signature = signature = hash((form, self._rounding(), layouts, tuple(self.plan.idle), self.plan.surveyed))
+        signature = hash((form, self._rounding(), tuple(self.plan.layouts.items()), tuple(self.plan.idle), self.plan.surveyed))
         if form is not None and signature in _made:
-            self._graphed = self._new()
             self._graphed.skip_eager(given)
             result = self._pass(given)
             if not self._graphed.capturable:  # without an eager pass before
-                del _made[signature]
+                _made.discard(signature)
                 self._graphed = self._new()
             self._known = self.plan.surveyed or self._forms(given, result) <= _audited
             if self._known:
@@ -57,22 +54,15 @@ class FamiliarStep:
             self._graphed = self._new()
         result = self._pass(given, audit)
         if (audit is not None or self.plan.surveyed) and not (result.unexpected or result.wrong or result.silent):
-            if len(_made) >= MOST:
-                _made.clear()
-            _made[signature] = self._graphed.memory
+            _add(_made, {signature})
             _add(_audited, self._forms(given, result) if audit is not None else set())
         return result
 
     def _pass(self, given: Batch, audit: Audit | None = None) -> Pass:
-        result = self._graphed(given) if audit is None else self._graphed(given, audit)
-        if self._signature in _made and self._graphed.memory:
-            _made[self._signature] = self._graphed.memory
-        return result
+        return self._graphed(given) if audit is None else self._graphed(given, audit)
 
     def _new(self) -> GraphedStep[Pass]:
-        step = GraphedStep(self.step, warm=1, lasting=False)
-        step.memory = _made.get(self._signature, 0)
-        return step
+        return GraphedStep(self.step, warm=1, lasting=False)
 
     def _forms(self, given: Batch, result: Pass) -> set[int]:
         return {hash((form, batch_size(given[0]), self._rounding())) for form in result.forms}

@@ -4,14 +4,16 @@ A comparison is a pass of many small kernels. Launched while the device still wo
 kernels take; waited for, it would cost the launches of the comparison and of the next batches, too.
 
 Products rounded to TF32 change the gradients of a deep network by a third and more (ResNet50), and no comparison of them shows anything.
-There the plan is confirmed without TF32, by a planned pass over the drawn samples alone against a plain one.
+There the plan is confirmed without TF32, by a planned pass over the drawn samples alone against a plain one. That takes several times as
+long, so a part of the samples must do; of the others outputs and losses are compared. Where the process has met such a plan before, it is
+done from the first batch on.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import take
 from expunge.data.calling import out_of_memory
+from expunge.data.labels import known_labels
 from expunge.data.objective import Objective
 from expunge.fisher.closed_forms import tf32
 from expunge.fisher.comparing import Comparison, Differences, Kept, Pair, Unread, allowed, apart, keep
@@ -33,21 +36,41 @@ from expunge.runtime.transfers import sent
 
 HELD = 128  # drawn samples at most that share a plain pass
 COARSE = 16  # of them where products are rounded to TF32: of so many, one that is wrong stands out of what rounding does to all
+PRECISE_SHARE = 32  # of them where the comparison is made without TF32,
+EXACTLY = 8  # and so many at most have their gradients compared
 MEMORY_BYTES = 1 << 30  # that a comparison takes at once
 ROUNDED = 0.1  # what sound computations may be apart in TF32 or half precision is more
 NOISY = 0.75  # of a gradient's norm: what rounding to TF32 may do in a deep network; rows of other samples are off by 1.4
+FAINT = 0.01  # of the largest gradient: of what is less, rounding to TF32 may leave nothing
 ALIKE = 1.5  # how much further than a plain pass the planned one may be off by it
-PRECISE = 0.05  # likewise of gradients without TF32, where a ReLU flips now and then
+PRECISE = 0.05  # of gradients without TF32, where a ReLU flips now and then
 HELD_BYTES = 256 << 20  # of their rows, or as much as the share of a batch below has
 SHARE = 8  # of a batch that shares a plain pass whatever it takes; the rows of half of them are kept
 DRAWN = 8  # samples in all where batches are fewer; of one batch at most half as many
+
+
+_noisy: set[int] = set()  # plans of which this process found that rounding to TF32 hides everything
+
+
+class _Exact(NamedTuple):
+    """The gradients of some samples without TF32."""
+
+    unread: Unread
+    own: Tensor  # how far those that the batches' own passes gave are from them, and their size
+
+    @property
+    def own_agree(self) -> bool:
+        """But for what is faint beside the largest."""
+        sizes = as_pairs(self.own)
+        top = max((size for _, size in sizes), default=0.0)
+        return all(off <= max(NOISY * size, FAINT * top) for off, size in sizes)
 
 
 class _Queued(NamedTuple):
     whole: list[Kept]  # with their rows
     comparison: Comparison
     unread: Unread
-    precise: bool  # without TF32
+    exact: _Exact | None
     alone: Tensor  # how far the logits of one sample are from those it has alone, and their size
 
 
@@ -72,7 +95,7 @@ class QueuedConfirmation(Confirmation):
         super().__init__(model, parameters, objective, cotangents, seed)
         self.expected = expected
         self._patient = False  # waits for each comparison
-        self._precise = False  # compares without TF32
+        self._precise: bool | None = None  # compares gradients without TF32; not known yet
         self._queued: list[_Queued] = []
         self._light: list[Kept] = []  # without rows
         self._since = 0  # since the last comparison
@@ -109,8 +132,11 @@ class QueuedConfirmation(Confirmation):
             self._queue(plan)
         self._drawn += len(kept)
         self._since += 1
+        if self._precise is None:
+            self._precise = self._coarse(kept.logits) and _name(plan) in _noisy
         one = max(1, kept.bytes // len(kept))  # with the batch, which is held for doubts
-        most = max(1, max(HELD_BYTES // one, samples // (2 * SHARE)) // len(kept))  # batches with rows
+        rows = max(HELD_BYTES // one, samples // (2 * SHARE))
+        most = max(1, (min(EXACTLY, rows) if self._precise else rows) // len(kept))  # batches with rows
         if len(self._waiting) < most:
             self._waiting.append(kept)
         else:
@@ -118,8 +144,10 @@ class QueuedConfirmation(Confirmation):
             if place < most:  # each batch since the last comparison has the same chance
                 self._waiting[place], kept = kept, self._waiting[place]
             self._light.append(kept.without_parts())
-        most = COARSE if self._coarse(kept.logits) else HELD
-        if sum(map(len, (*self._waiting, *self._light))) >= min(most, max(HELD_BYTES // one, samples // SHARE)):
+        limit = PRECISE_SHARE
+        if not self._precise:
+            limit = min(COARSE if self._coarse(kept.logits) else HELD, max(HELD_BYTES // one, samples // SHARE))
+        if sum(map(len, (*self._waiting, *self._light))) >= limit:
             self._queue(plan)
 
     def settle(self, plan: Plan) -> None:
@@ -136,13 +164,14 @@ class QueuedConfirmation(Confirmation):
         whole, light = self._waiting, self._light
         rows = sum(map(len, whole))
         weights = self.generator.normal(size=rows + sum(map(len, light)))
-        if not self._precise:
-            weights[rows:] = 0  # their gradients are not compared
+        weights[rows:] = 0  # their gradients are not compared
         comparison = Comparison([*whole, *light], plan, sent(torch.from_numpy(weights), whole[0].logits.device))
-        comparison.apart = self._in_the_company_of_others(comparison, [*whole, *light])
+        with known_labels():
+            comparison.apart = self._in_the_company_of_others(comparison, [*whole, *light])
         self._take_memory(4 * sum(kept.bytes for kept in whole))
-        unread = self._begun_precisely(comparison, plan) if self._precise else self._begun(comparison)
-        self._queued.append(_Queued(whole, comparison, unread, self._precise, self._alone(whole[-1])))
+        unread = self._begun(comparison, names=() if self._precise else None)
+        exact = self._begun_exactly(whole, comparison.weights[:rows], plan) if self._precise else None
+        self._queued.append(_Queued(whole, comparison, unread, exact, self._alone(whole[-1])))
         self._waiting, self._light, self._since = [], [], 0  # only now: what runs out of memory is tried again
         if len(self._queued) > 1:  # the device has long done it
             self._read(self._queued.pop(0), plan)
@@ -164,16 +193,23 @@ class QueuedConfirmation(Confirmation):
             with suppress(torch.OutOfMemoryError):
                 torch.empty(min(MEMORY_BYTES, size), dtype=torch.uint8, device=self._device)
 
-    def _begun(self, comparison: Comparison) -> Unread:
+    def _begun(self, comparison: Comparison, names: Sequence[str] | None = None) -> Unread:
         """In the memory format of the planned pass, unless the model does not take that."""
         given, form = (self.model, self.parameters, self.objective), in_channels_last(comparison.samples)
         if form is not None:
             try:
-                return comparison.begun(*given, form, order=2)
+                return comparison.begun(*given, form, names, order=2)
             except Exception as error:
                 if out_of_memory(error):
                     raise
-        return comparison.begun(*given, order=2)
+        return comparison.begun(*given, names=names, order=2)
+
+    def _begun_exactly(self, whole: list[Kept], weights: Tensor, plan: Plan) -> _Exact:
+        """By the plan and plainly, and what their batches' own passes gave beside it."""
+        comparison = Comparison(whole, plan, weights)
+        unread, attributed = self._begun_precisely(comparison, plan), comparison.attributed
+        pairs = [(attributed[name], value) for name, value in unread.gradients.items() if name in attributed]
+        return _Exact(unread, largest_of(pairs, order=2))
 
     def _begun_precisely(self, comparison: Comparison, plan: Plan) -> Unread:
         with tf32.switched_off():
@@ -195,7 +231,7 @@ class QueuedConfirmation(Confirmation):
 
     def _read(self, queued: _Queued, plan: Plan) -> None:
         logits, of_logits = queued.comparison.logits, super().tolerated
-        found = queued.unread.read(_precisely if queued.precise else self.tolerated, of_logits)
+        found = queued.unread.read(self.tolerated, of_logits)
         difference, size = queued.alone.tolist()
         if found.together:
             raise Revised(set())
@@ -203,12 +239,17 @@ class QueuedConfirmation(Confirmation):
             if not (self._coarse(logits) and self._the_same_alone(queued.whole[-1])):
                 raise Revised(set())
             self.clearances += 1
+        if queued.exact is not None:
+            found = queued.exact.unread.read(_precisely, allowed)
+            if not queued.exact.own_agree:
+                return self._compare(queued.whole, plan, again=False)
         self._note(found, queued.whole)
         if not found.wrong:
             return
         holds = self._together_precisely if self._precise else self._holds_precisely  # as later comparisons, once that is known
-        if self._coarse(logits) and not queued.precise and holds(queued, plan, found):
+        if self._coarse(logits) and queued.exact is None and holds(queued, plan, found):
             self._precise = True
+            _noisy.add(_name(plan))
             self.clearances += 1
             self.doubts.settled[BY_PRECISION] += 1
             self.confirmed |= found.wrong
@@ -248,6 +289,15 @@ class QueuedConfirmation(Confirmation):
             return False
         own, plain = (_off(values, together.gradients) for values in (queued.comparison.attributed, queued.unread.gradients))
         return own <= ALIKE * plain
+
+
+def forget() -> None:
+    """As if the process had met no plan."""
+    _noisy.clear()
+
+
+def _name(plan: Plan) -> int:
+    return hash((tuple(plan.layouts.items()), tuple(plan.batched), tuple(plan.idle)))
 
 
 def _precisely(tensor: Tensor) -> float:

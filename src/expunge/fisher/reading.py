@@ -20,7 +20,7 @@ from expunge.errors import InputError
 from expunge.model.checks import check_batch
 from expunge.runtime.nested import tensors
 
-AHEAD = 4  # batches
+AHEAD = 8  # batches: as long as a deep network's comparison takes to be launched
 
 
 class Labels(NamedTuple):

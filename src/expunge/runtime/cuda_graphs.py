@@ -37,8 +37,7 @@ class GraphedStep(Generic[Result]):
 
     What cannot be captured (a model whose control flow depends on values) stays eager, and so does what draws random numbers on the CPU:
     a graph would repeat the first ones for ever. `warm`: the number of eager steps before the first capture. `lasting`: there will be
-    thousands of steps, which is worth a search for the fastest kernels. `memory`: the bytes that the first capture took; the next takes
-    them at once, since piece by piece that costs as much as the pass of a small network.
+    thousands of steps, which is worth a search for the fastest kernels.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class GraphedStep(Generic[Result]):
     ) -> None:
         self.step, self.before_capture, self.warm = step, before_capture, warm
         self._kernels: Callable[[], AbstractContextManager[None]] = fastest_kernels if lasting else nullcontext
-        self.memory, self._lasting = 0, lasting
+        self._capturing = torch.cuda.graph if lasting else _captured_at_once
         self._seen: Counter[object] = Counter()
         self._captured: dict[object, _Captured[Result]] = {}
         self.capturable = True
@@ -80,11 +79,9 @@ class GraphedStep(Generic[Result]):
         renew_generator = _generator_as_now()
         self.before_capture()
         torch.cuda.current_stream().synchronize()
-        capturing = torch.cuda.graph if self._lasting else partial(_captured_at_once, memory=self.memory)
-        before = torch.cuda.memory_reserved()
         try:
             # Only this thread's mistakes break a capture: others may be at work on the same device.
-            with self._kernels(), uncollected(), capturing(graph, stream=_own_stream(), capture_error_mode="thread_local"):
+            with self._kernels(), uncollected(), self._capturing(graph, stream=_own_stream(), capture_error_mode="thread_local"):
                 result = self.step(static)
         except Exception as error:
             torch.cuda.synchronize()
@@ -93,7 +90,6 @@ class GraphedStep(Generic[Result]):
             _clear_frames(error)
         else:
             self.capturable = generators.same_as(Generators.now())
-            self.memory = self.memory or max(0, torch.cuda.memory_reserved() - before)
         if self.capturable:
             self._captured[form] = _Captured(graph, static, result)
         else:
@@ -118,18 +114,14 @@ def _generator_as_now() -> Callable[[], object]:
 
 
 @contextmanager
-def _captured_at_once(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None, capture_error_mode: str, memory: int) -> Iterator[None]:
+def _captured_at_once(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None, capture_error_mode: str) -> Iterator[None]:
     """As torch.cuda.graph, which first gives back all memory that is kept for later: to take it again costs as much as a pass of a small
     network. So only where the capture, which needs what the eager steps took, might lack it."""
-    free = torch.cuda.mem_get_info()[0]
-    if free < 2 * torch.cuda.memory_reserved():
+    if torch.cuda.mem_get_info()[0] < 2 * torch.cuda.memory_reserved():
         torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info()[0]
     with torch.cuda.stream(_side_stream(torch.cuda.current_device()) if stream is None else stream):
         graph.capture_begin(capture_error_mode=capture_error_mode)
         try:
-            if 0 < memory < free:
-                torch.empty(memory, dtype=torch.uint8, device="cuda")  # and gives it back, to what follows in the capture
             yield
         finally:
             graph.capture_end()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+
 from expunge.fisher.planning.definition import NOISE, PROBE, tolerance
 from expunge.fisher.planning.interception import Interception
 from expunge.fisher.planning.layouts import Layout, infer
@@ -56,8 +57,8 @@ def _own(pairs: Sequence[Rows]) -> list[bool]:
     compared = [pair for rows, alone in pairs for pair in ((rows[:1], alone), (rows[1:], rows[:1]))]
     sizes = sizes_of(compared)
     far = [place for place, (_, size) in enumerate(sizes) if not size < -MASKED]
-    for place, size in zip(far, sizes_of([unmasked(*compared[place]) for place in far]), strict=True):
-        sizes[place] = size
+    for place, pair in zip(far, sizes_of([unmasked(*compared[place]) for place in far]), strict=True):
+        sizes[place] = pair
     found = []
     for (rows, _), (off, size), (apart, _) in zip(pairs, sizes[::2], sizes[1::2], strict=True):
         same = off <= NOISE.get(rows.dtype, NOISE[torch.float32]) * size

@@ -13,7 +13,6 @@ from expunge.fisher.planning.derived import DESCRIBING
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.operations import Operation
 
-
 Rows = tuple[Tensor, Tensor]  # of the samples by a layout, (samples, ...), and what the first has alone, (1, ...)
 
 
