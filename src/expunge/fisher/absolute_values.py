@@ -118,9 +118,9 @@ class _Adder:
             raise InputError("objective", f"logits must have one row per sample, {batch_size(batch)}", tuple(logits.shape))
         if self.confirms:
             self.steadiness.check(batch, before)
-        if not self.count:
-            kinds.check_losses_apart(self.parameters, logits, batch, self.objective)
         cotangents = self.confirmation.cotangents(logits, self.objective.targets(batch), logits)
+        if not self.count:  # now that labels are known to be inside the head
+            kinds.check_losses_apart(self.parameters, logits, batch, self.objective)
         kept = Drawn(torch.tensor(drawn, dtype=torch.int64, device=logits.device))
         sizes, alone = Squares(), Alone(logits)
         if self.plan.batched:

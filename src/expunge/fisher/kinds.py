@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from expunge.data.batches import take
 from expunge.data.classes import check_class_logits
-from expunge.data.labels import IGNORED
+from expunge.data.labels import IGNORED, known_labels
 from expunge.data.objective import Batch, Objective
 from expunge.data.tokens import of_tokens
 from expunge.errors import InputError, ModelError
@@ -57,7 +57,7 @@ def check_losses_apart(parameters: Mapping[str, nn.Parameter], logits: Tensor, b
         raise ModelError(NO_GRADIENT)
     one = take(batch, slice(0, 1))
     outputs = logits[:1].detach().requires_grad_()
-    with torch.enable_grad():
+    with torch.enable_grad(), known_labels():
         losses = objective.per_sample(outputs.clone(), objective.targets(one))
     names = {id(parameter): name for name, parameter in parameters.items()}
     nodes, seen = [losses.grad_fn], set[Any]()

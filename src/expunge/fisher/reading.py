@@ -20,7 +20,11 @@ from expunge.errors import InputError
 from expunge.model.checks import check_batch
 from expunge.runtime.nested import tensors
 
-AHEAD = 8  # batches: as long as a deep network's comparison takes to be launched
+AHEAD = 4  # batches at least,
+MOST_AHEAD, MOST_BYTES = (
+    16,
+    512 << 20,
+)  # and more of small ones: a deep network's comparison takes as long to be launched as ten of its batches
 
 
 class Labels(NamedTuple):
@@ -45,10 +49,15 @@ def checked(batches: Iterator[Batch], device: torch.device, objective: Objective
     waiting, stream = deque[_Looked](), torch.cuda.Stream(device)
     for batch in batches:
         waiting.append(_Looked(batch, device, objective, stream))
-        if len(waiting) > AHEAD:
+        while len(waiting) > _ahead(batch):
             yield waiting.popleft().read()
     while waiting:
         yield waiting.popleft().read()
+
+
+def _ahead(batch: Batch) -> int:
+    """How many batches like this one to look at before they are used."""
+    return min(MOST_AHEAD, max(AHEAD, MOST_BYTES // max(1, sum(tensor.nbytes for tensor in tensors(batch)))))
 
 
 class _Looked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -66,14 +67,34 @@ class Drawn:
 def gradients_of(parts: list[list[Part]], weights: Tensor) -> dict[str, Tensor]:
     """Σ_s weight_s · gradient_s over the drawn samples of several passes of the same form, in float32 or wider."""
     sums: dict[str, Tensor] = {}
-    for uses in zip(*parts, strict=True):
-        first = uses[0]
-        inputs, slopes = (torch.cat([_wide(getattr(use, name)) for use in uses]) for name in ("inputs", "slopes"))
+    for part in joined(parts):
+        inputs, slopes = _wide(part.inputs), _wide(part.slopes)
         slopes = slopes * weights.to(slopes).view(-1, *(1,) * (slopes.dim() - 1))
-        for name, gradient in zip((first.weight, first.bias), first.gradients(inputs, slopes), strict=True):
+        for name, gradient in zip((part.weight, part.bias), part.gradients(inputs, slopes), strict=True):
             if name is not None and gradient is not None:
                 sums[name] = sums[name] + gradient if name in sums else gradient
     return sums
+
+
+def joined(passes: list[list[Part]]) -> list[Part]:
+    """The rows of several passes of the same form end to end; on a GPU all parts of a pass at once, since each `cat` is a slow launch."""
+    if len(passes) == 1:
+        return passes[0]
+    rows = [_unique(parts) for parts in passes]
+    shapes = [[(tensor.shape, tensor.dtype) for tensor in tensors] for tensors in rows]
+    if rows[0] and rows[0][0].is_cuda and all(shape == shapes[0] for shape in shapes):
+        return in_packs(passes)
+    return [
+        uses[0]._replace(inputs=torch.cat([use.inputs for use in uses]), slopes=torch.cat([use.slopes for use in uses]))
+        for uses in zip(*passes, strict=True)
+    ]
+
+
+def in_packs(passes: list[list[Part]]) -> list[Part]:
+    """The same, where all passes have as many rows: by a `cat` for each pass and one for all."""
+    packs = [packed(parts) for parts in passes]
+    whole = {kind: torch.stack([pack[kind] for pack in packs]) for kind in packs[0]}
+    return unpacked(passes[0], whole)
 
 
 def packed(parts: list[Part]) -> dict[torch.dtype, Tensor]:
@@ -84,13 +105,13 @@ def packed(parts: list[Part]) -> dict[torch.dtype, Tensor]:
 
 
 def unpacked(parts: list[Part], packs: Mapping[torch.dtype, Tensor]) -> list[Part]:
-    """The same parts, in the memory of the packs."""
+    """The same parts, in the memory of the packs; of several passes where these are (passes, ...)."""
     rows = _unique(parts)
     places: dict[int, Tensor] = {}
     for kind, pack in packs.items():
         own = [tensor for tensor in rows if tensor.dtype == kind]
-        for tensor, place in zip(own, pack.split([tensor.numel() for tensor in own]), strict=True):
-            places[id(tensor)] = place.view(tensor.shape)
+        for tensor, place in zip(own, pack.split([tensor.numel() for tensor in own], dim=-1), strict=True):
+            places[id(tensor)] = place.reshape(math.prod(place.shape[:-1]) * len(tensor), *tensor.shape[1:])
     return [part._replace(inputs=places[id(part.inputs)], slopes=places[id(part.slopes)]) for part in parts]
 
 
