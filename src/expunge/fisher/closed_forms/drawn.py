@@ -78,8 +78,8 @@ def gradients_of(parts: list[list[Part]], weights: Tensor) -> dict[str, Tensor]:
 
 def joined(passes: list[list[Part]]) -> list[Part]:
     """The rows of several passes of the same form end to end; on a GPU all parts of a pass at once, since each `cat` is a slow launch."""
-    if len(passes) == 1:
-        return passes[0]
+    if len(passes) < 2:
+        return [part for parts in passes for part in parts]
     rows = [_unique(parts) for parts in passes]
     shapes = [[(tensor.shape, tensor.dtype) for tensor in tensors] for tensors in rows]
     if rows[0] and rows[0][0].is_cuda and all(shape == shapes[0] for shape in shapes):
