@@ -185,3 +185,23 @@ def test_the_largest_gradient_tells_what_is_rounding():
     x[:3] = -2
     found, expected = diagonal(model, [(x, y)]).sums, reference.fisher(copy.deepcopy(model).double(), (x.double(), y))
     assert reference.worst_error(found, expected) <= 1e-3
+
+
+class Rolled(nn.Module):
+    """A bare parameter, again and faintly on the samples in another order; black samples first, which have no rows to tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector, self.head = nn.Parameter(torch.randn(4)), nn.Linear(4, K)
+
+    def forward(self, x):
+        gate, others = (x[:, :1] > 0).to(x.dtype), torch.eye(len(x), dtype=x.dtype).roll(1, 1) @ x
+        return self.head(x * self.vector + 1e-2 * gate * (others * self.vector).roll(1, 0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_are_apart_by_little_are_not_put_down_to_flips(seed):
+    torch.manual_seed(seed)
+    x = torch.randn(4, 4)
+    x[:2] = 0
+    assert error(Rolled(), split(x, [2, 2])) <= 1e-4

@@ -6,7 +6,9 @@ by percents. No tolerance separates that from a row counted to another sample; t
 1. A plain pass in the memory format of the planned one rounds alike. Where it gives what the plan gives, the plan is right, if the model
    is the same function in both formats; that is shown in float64, where nothing flips, once per call.
 2. The drawn samples of all batches that wait, together, in float64: there the plan equals the plain pass, and the rows that the pass over
-   a sample's own batch counts to it are those it has in this company, apart from what rounding does to them (rows.py).
+   a sample's own batch counts to it are those it has in this company, apart from what rounding does to them (rows.py). Where these are
+   further apart than the rounding that was measured, flips may be the reason; once per call a few samples of such a batch must show the
+   plan in float64, where there are none.
 3. The whole batch in float64, by the plan and plainly: only for batches whose rows are not explained so.
 """
 
@@ -34,6 +36,7 @@ from expunge.runtime.nested import map_tensors, tensors
 
 KEPT_ENTRIES = 1 << 22  # of a copy's weights
 FAINTEST = 1e-14  # of the largest gradient: what is less in float64 is rounding, as that of the bias of attention's keys
+FEW = 7  # other samples, in whose company a plan must hold in float64
 FLIPPED = 0.1  # of a gradient: what is off by more is never put down to the memory format
 Result = TypeVar("Result")
 BY_FORMAT, BY_ROWS, BY_BATCH, BY_PRECISION = "by the memory format", "by the rows", "by the whole batch", "without TF32"
@@ -50,6 +53,7 @@ class Doubts:
         self.settled: Counter[str] = Counter()
         self._copy: nn.Module | None = None
         self._formats_agree: bool | None = None  # not known yet
+        self._holds_among_few: bool | None = None
 
     @property
     def possible(self) -> bool:
@@ -105,10 +109,17 @@ class Doubts:
                 return group
         # The same in the caller's precision: what rounding does to these rows is measured, not guessed.
         rounded = keep(self.model, self.parameters, plan, comparison.samples, rows, self.objective, lambda logits: cotangents, turn)
-        owned = explained([kept.parts for kept in group], rounded.parts, reference.parts, found.wrong)
-        if owned is None:
+        given, sizes = ([kept.parts for kept in group], rounded.parts, reference.parts, found.wrong), [len(kept) for kept in group]
+        owned, measured = explained(*given), explained(*given, flips=False)
+        if owned is None or measured is None:
             return group
-        return [kept for kept, own in zip(group, torch.tensor(owned).split([len(kept) for kept in group]), strict=True) if not own.all()]
+        left, unmeasured = (
+            [kept for kept, own in zip(group, own.split(sizes), strict=True) if not own.all()]
+            for own in map(torch.tensor, (owned, measured))
+        )
+        if unmeasured and self._holds_among_few is None:
+            self._holds_among_few = not self._in_float64(*in_smaller_company(unmeasured[0].batch, unmeasured[0].rows, FEW), plan, None)
+        return left if self._holds_among_few or not unmeasured else unmeasured
 
     def over_the_whole_batch(self, kept: Kept, plan: Plan, found: Differences) -> Differences:
         """The same comparison in float64; in smaller company where the batch does not fit into memory so."""
@@ -152,10 +163,10 @@ def _tried(way: Callable[[], Result], otherwise: Result) -> Result:
         return otherwise
 
 
-def in_smaller_company(batch: Batch, rows: Tensor) -> tuple[Batch, Tensor]:
-    """These samples and half of the others, and their numbers there."""
+def in_smaller_company(batch: Batch, rows: Tensor, most: int | None = None) -> tuple[Batch, Tensor]:
+    """These samples and half of the others, or so many at most, and their numbers there."""
     others = torch.ones(batch_size(batch), dtype=torch.bool, device=rows.device).index_fill(0, rows, False).nonzero().squeeze(1)
-    return take(batch, torch.cat([rows, others[: len(others) // 2]])), torch.arange(len(rows), device=rows.device)
+    return take(batch, torch.cat([rows, others[: len(others) // 2 if most is None else most]])), torch.arange(len(rows), device=rows.device)
 
 
 def double(batch: Batch) -> Batch:
