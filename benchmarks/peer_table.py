@@ -19,6 +19,7 @@ from torch import nn
 
 from expunge import unlearn
 from expunge.data.batches import measuring_size
+from expunge.errors import DivergedError
 from expunge.methods import METHODS
 from expunge.metrics import accuracy
 from expunge.training import Constant, Tuning
@@ -69,12 +70,13 @@ def main() -> None:
     tuning = Tuning(
         Constant(0.01, options.epochs), weight_decay=5e-4, seed=options.seed, precision="bfloat16" if device.type == "cuda" else "float32"
     )
-    results: dict[str, dict[str, list[float]]] = {}
+    results: dict[str, dict[str, list[float] | str]] = {}
 
-    def note(kind: str, name: str, row: nn.Module, parts: Sequence[Any]) -> None:
-        values, theirs = accuracies(row, parts), published[kind].get(name)
+    def note(kind: str, name: str, row: nn.Module | DivergedError, parts: Sequence[Any]) -> None:
+        values, theirs = "diverged" if isinstance(row, DivergedError) else accuracies(row, parts), published[kind].get(name)
         results.setdefault(kind, {})[name] = values
-        print(f"{name:18} " + " ".join(f"{value:6.2f}" for value in values) + ("" if theirs is None else f"   {theirs}"), flush=True)
+        told = f"{values:20}" if isinstance(values, str) else " ".join(f"{value:6.2f}" for value in values)
+        print(f"{name:18} {told}" + ("" if theirs is None else f"   {theirs}"), flush=True)
         if options.json:
             options.json.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -88,8 +90,11 @@ def main() -> None:
         for name in options.methods:
             method, settings = ROWS[name]
             changed = {} if method in OWN_TUNING else {"tuning": tuning}
-            outcome = unlearn(model, scenario.forget, scenario.remain, METHODS[method](**settings, **changed), progress=False)
-            note(kind, name, outcome.model, parts)
+            try:
+                row = unlearn(model, scenario.forget, scenario.remain, METHODS[method](**settings, **changed), progress=False).model
+            except DivergedError as error:
+                row = error
+            note(kind, name, row, parts)
 
 
 if __name__ == "__main__":
