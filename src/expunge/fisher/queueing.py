@@ -36,8 +36,8 @@ from expunge.runtime.transfers import sent
 
 HELD = 128  # drawn samples at most that share a plain pass
 COARSE = 16  # of them where products are rounded to TF32: of so many, one that is wrong stands out of what rounding does to all
-PRECISE_SHARE = 32  # of them where the comparison is made without TF32,
-EXACTLY = 8  # and so many at most have their gradients compared
+HELD_PRECISELY = 32  # of them where gradients are compared without TF32,
+EXACTLY = 8  # those of so many at most
 MEMORY_BYTES = 1 << 30  # that a comparison takes at once
 ROUNDED = 0.1  # what sound computations may be apart in TF32 or half precision is more
 NOISY = 0.75  # of a gradient's norm: what rounding to TF32 may do in a deep network; rows of other samples are off by 1.4
@@ -48,7 +48,6 @@ PRECISE = 0.05  # of gradients without TF32, where a ReLU flips now and then
 HELD_BYTES = 256 << 20  # of their rows, or as much as the share of a batch below has
 SHARE = 8  # of a batch that shares a plain pass whatever it takes; the rows of half of them are kept
 DRAWN = 8  # samples in all where batches are fewer; of one batch at most half as many
-
 
 _noisy: set[int] = set()  # plans of which this process found that rounding to TF32 hides everything
 
@@ -145,7 +144,7 @@ class QueuedConfirmation(Confirmation):
             if place < most:  # each batch since the last comparison has the same chance
                 self._waiting[place], kept = kept, self._waiting[place]
             self._light.append(kept.without_parts())
-        limit = PRECISE_SHARE
+        limit = HELD_PRECISELY
         if not self._precise:
             limit = min(COARSE if self._coarse(kept.logits) else HELD, max(HELD_BYTES // one, samples // SHARE))
         if sum(map(len, (*self._waiting, *self._light))) >= limit:
