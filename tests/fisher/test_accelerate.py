@@ -16,6 +16,8 @@ from tests.fisher.test_sharded import case as sharded_case
 from tests.training import sharing as trainings
 
 SCRIPT = """
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # with fewer GPUs than processes FSDP2 would ask for one that is not there
 import torch
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState
