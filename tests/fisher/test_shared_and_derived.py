@@ -49,6 +49,19 @@ class Biased(Words):
         return x
 
 
+class Placed(Biased):
+    """The bias by another lookup."""
+
+    def __init__(self, lookup):
+        self.lookup = lookup
+        super().__init__()
+
+    def mixed(self, x, ids):
+        bias = self.lookup(self.bias, self.places).permute(2, 0, 1)[None]
+        heads = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        return functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=bias).transpose(1, 2).flatten(2)
+
+
 class Windowed(Biased):
     """Windows folded into the samples' dimension, with a mask repeated for each sample."""
 
@@ -122,6 +135,53 @@ def test_equal_the_definition_by_closed_forms(name, kind):
     for sizes in ([6], [2, 4], [1, 5]):
         parts = list(zip(*(part.split(sizes) for part in batch), strict=True))
         assert reference.worst_error(fisher.diagonal(model, parts, kind=kind).sums, expected) <= 1e-10, sizes
+
+
+@torch.library.custom_op("expunge_tests::opaque", mutates_args=())
+def opaque(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return table[places]
+
+
+@torch.library.custom_op("expunge_tests::opaque_backward", mutates_args=())
+def opaque_backward(gradient: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
+    return gradient.new_zeros(count, gradient.shape[-1]).index_add_(0, places.flatten(), gradient.flatten(0, 1))
+
+
+def _saved(ctx, inputs, output):
+    ctx.places, ctx.count = inputs[1], len(inputs[0])
+
+
+opaque.register_autograd(lambda ctx, gradient: (opaque_backward(gradient, ctx.places, ctx.count), None), setup_context=_saved)
+LOOKUPS = {
+    "index": lambda table, places: table[places],
+    "negative": lambda table, places: table[places - len(table)],
+    "pairs": lambda table, places: torch.stack([table[places, 0], table[places, 1]], -1),
+    "select": lambda table, places: table.index_select(0, places.flatten()).view(*places.shape, -1),
+    "gather": lambda table, places: table.gather(0, places.flatten()[:, None].expand(-1, 2)).view(*places.shape, -1),
+    "along": lambda table, places: table.take_along_dim(places.flatten()[:, None], 0).view(*places.shape, -1),
+    "summed": lambda table, places: table.exp().cumsum(0)[places],
+    "without a batching rule": lambda table, places: opaque(table, places),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_of_any_kind_by_closed_forms(name):
+    model, batch = example(lambda: Placed(LOOKUPS[name]))
+    assert fisher.plan(model, batch).slow == 0, fisher.plan(model, batch)
+    assert reference.worst_error(fisher.diagonal(model, [batch]).sums, reference.fisher(model, batch)) <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["index", "gather", "select"])
+def test_lookups_are_differentiated_once_for_all_samples(name):
+    def operations(samples):
+        model, (ids, targets) = example(lambda: Placed(LOOKUPS[name]))
+        ids, targets = ids.repeat(samples, 1), targets.repeat(samples)
+        with torch.profiler.profile() as profile:
+            fisher.diagonal(model, [(ids, targets)])
+        kinds = ("_index_put_impl_", "index_add", "scatter_add")
+        return sum(event.name.endswith(kinds) for event in profile.events())
+
+    assert operations(8) <= operations(2) + 8
 
 
 def test_a_weight_made_of_another_falls_back_and_says_so():

@@ -19,6 +19,7 @@ from expunge.errors import ModelError
 from expunge.fisher.closed_forms.drawn import Drawn, Part
 from expunge.fisher.closed_forms.scratch import chunks, wide
 from expunge.fisher.planning.derived import DESCRIBING
+from expunge.runtime.modes import vmap_unwarned
 from expunge.runtime.nested import map_tensors, tensors
 
 MASKED, AGREEING = -1e4, 1e-6  # outputs so low may be masks; what they agree to, of themselves
@@ -130,7 +131,7 @@ def batched(
     for rows in chunks(batch_size(batch), max(1, entries // 16), widest):  # vmap gains from many samples: a wider budget
         cut = slice(rows.start, rows.stop)
         there = [row for row in wanted if row in rows]
-        with torch.no_grad(), _Uses(own) as uses:  # no gradients for the parameters that are not chosen
+        with torch.no_grad(), vmap_unwarned(), _Uses(own) as uses:  # no gradients for the parameters that are not chosen
             per_sample, kept, outputs = vmap(partial(one, keeping=bool(there)))(fresh(take(batch, cut)), stacked[cut])
         if uses.names:
             raise UnseenUse(uses.names)

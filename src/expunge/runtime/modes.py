@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeGuard
@@ -52,6 +53,14 @@ def uncached() -> Iterator[None]:
     finally:
         torch.set_autocast_cache_enabled(before)
         torch.clear_autocast_cache()  # the caller's next pass too
+
+
+@contextmanager
+def vmap_unwarned() -> Iterator[None]:
+    """Where vmap has a loop for an operation torch tells users of a performance drop, about which they can do nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 def _recurrent(module: nn.Module) -> TypeGuard[nn.RNNBase]:

@@ -20,6 +20,7 @@ from expunge.fisher.closed_forms.tables import LiftDerived
 from expunge.fisher.planning.constants import Constants
 from expunge.fisher.planning.layouts import Layout
 from expunge.fisher.planning.operations import Operation
+from expunge.runtime.modes import vmap_unwarned
 from expunge.runtime.nested import tensors
 
 # Reading a parameter's shape or type is not using it.
@@ -109,7 +110,8 @@ class Derived:
 
         for some in chunks(self.samples, entries + sum(tensor.numel() for tensor in made), made[0]):
             parts = [slope[some.start : some.stop].to(tensor.dtype) for slope, tensor in zip(slopes, made, strict=True)]
-            found = torch.func.vmap(of_one)(*parts)  # `is_grads_batched` has a loop for lookups in tables
+            with vmap_unwarned():
+                found = torch.func.vmap(of_one)(*parts)  # `is_grads_batched` has a loop for lookups in tables
             for name, gradient in zip(names, found, strict=True):
                 total = wide(gradient.detach()).square().sum(0)
                 squares[name] = squares[name].add_(total) if name in squares else total

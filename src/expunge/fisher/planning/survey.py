@@ -7,7 +7,6 @@ what that cannot do, one sample after the other.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -151,9 +150,7 @@ def _without_closed_forms(
 ) -> tuple[list[str], list[str]]:
     """Which of these parameters torch.func gives the reference for, on the probe; the others go one sample at a time."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="There is a performance drop")  # of torch's, where vmap has a loop of its own
-            squares = batched(model, names, probe, [scale * cotangent for scale in SEVERAL], objective)
+        squares = batched(model, names, probe, [scale * cotangent for scale in SEVERAL], objective)
     except UnseenUse as error:
         others = [name for name in names if name not in error.names]
         batched_names, looped_names = _without_closed_forms(model, others, probe, cotangent, reference, objective) if others else ([], [])
