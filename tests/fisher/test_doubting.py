@@ -9,12 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from expunge.data.objective import Objective
 from expunge.fisher import diagonal
 from expunge.fisher.comparing import NOISE
 from expunge.fisher.doubting import Doubts
 from expunge.fisher.planning.plan import Plan
 from tests import reference
 from tests.fisher import patterns
+from tests.fuzz.modules.definition import defined
 
 K = patterns.K
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated")
@@ -71,6 +73,19 @@ def test_flipped_relus_cost_no_whole_batch(by_view, events, monkeypatch):
     batches = [(torch.randn(32, 3, 6, 6), patterns.labels(32)) for _ in range(3)]
     assert error(Dense(by_view).eval(), batches) <= 1e-3
     assert events["doubts"] and not (events["whole"] or events["revised"])
+
+
+def test_doubts_about_scores_of_one_number(events, monkeypatch):
+    monkeypatch.setattr("expunge.fisher.confirming.Confirmation.tolerated", lambda self, tensor: 1e-2 if tensor.dim() < 2 else 1e-7)
+    monkeypatch.setitem(NOISE, torch.float32, 0.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 1), nn.Flatten(0))
+    objective = Objective(losses=lambda scores, targets: (scores - targets).square() / 2, classes=False)
+    batches = [(torch.randn(40, 5), torch.randn(40)) for _ in range(3)]
+    found, double = diagonal(model, batches, objective=objective).sums, copy.deepcopy(model).double()
+    wide = [(x.double(), y.double()) for x, y in batches]
+    assert reference.worst_error(found, defined(double, wide, objective, "empirical")) <= 1e-3
+    assert events["doubts"] and not events["revised"]
 
 
 class Faint(nn.Module):

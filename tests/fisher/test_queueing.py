@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from expunge.errors import ModelError
+from expunge.data.objective import Objective
+from expunge.errors import InputError, ModelError
 from expunge.fisher import adders, comparing, diagonal, queueing
 from expunge.fisher.comparing import Comparison
 from expunge.fisher.doubting import BY_PRECISION
@@ -107,6 +108,32 @@ def test_where_memory_is_short_rows_of_some_batches_are_kept(comparisons, monkey
     found = diagonal(network(), batches).sums
     assert comparisons == [(16, 8), (8, 8)]
     assert reference.worst_error(found, patterns.looped(network(), batches)) <= 1e-4
+
+
+def by_length(logits, targets):
+    losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+    return torch.where(targets == 0, losses / len(losses), losses)
+
+
+def doubled_in_company(logits, targets):
+    losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+    return torch.where(targets == 0, (1 + (len(losses) > 1)) * losses, losses)
+
+
+def doubled_where_even(logits, targets):
+    losses = nn.functional.cross_entropy(logits, targets, reduction="none")
+    return torch.where(targets == 0, (1 + (len(losses) % 2 == 0)) * losses, losses)
+
+
+@pytest.mark.parametrize("losses", [by_length, doubled_in_company, doubled_where_even])
+@pytest.mark.parametrize(("size", "count"), [(32, 32), (32, 20), (24, 60), (33, 33), (128, 4)])
+def test_losses_that_depend_on_how_many_they_are(losses, size, count):
+    torch.manual_seed(0)
+    batches = [(torch.randn(size, 5), torch.randint(2, (size,))) for _ in range(count)]
+    if losses is doubled_where_even and size % 2:  # as it is alone
+        return
+    with pytest.raises(InputError, match="must give each sample its own loss"):
+        diagonal(nn.Linear(5, 2), batches, objective=Objective(losses=losses))
 
 
 class LateCoupling(nn.Linear):
@@ -247,8 +274,8 @@ def test_errors_show_where_tf32_hides_much(rough, made, late, known, monkeypatch
     model = test_cuda_confirmed.Late()
     model.image = nn.Sequential(*model.image, Rough())
     if known:
-        monkeypatch.setattr(queueing, "_name", lambda plan: 0)
-        queueing._noisy.add(0)
+        monkeypatch.setattr(QueuedConfirmation, "_state", lambda self, plan: 0)
+        queueing._noisy[model] = 0
     batches = test_cuda_confirmed.late(40, 32, late, torch.float32)
     found = diagonal(model.eval(), batches).sums
     assert made[0]._patient == bool(late)

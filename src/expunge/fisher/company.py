@@ -20,7 +20,8 @@ COMPANY = 8  # samples of the first batch whose logits are compared
 LONE = 4  # of a call's first batch whose logits are compared with those that they have alone
 ASKED = 16  # where the model's operations may mix samples, or it asks or reads: a yes or no about the batch may be another for one sample
 AGAIN = 2  # of later batches, there
-LOSSES = 8  # of the first batch whose losses are compared with what they are alone, as those of drawn samples are in every batch
+LOSSES = 8  # of the first batch whose losses are compared with what they are alone, as those of drawn samples are in every batch, or,
+# on a GPU, some of these in every comparison
 ENTRIES = 1 << 18  # of logits whose losses are: of many classes or tokens a part of the samples, since all would cost percents
 
 
@@ -49,6 +50,13 @@ def has_fast_path(model: nn.Module) -> bool:
     """Whether torch may compute a part in another way than the one that is watched: in its own attention, frozen, with zeros as padding."""
     own = (module for module in model.modules() if isinstance(module, (nn.TransformerEncoderLayer, nn.MultiheadAttention)))
     return any(not any(value.requires_grad for value in module.parameters()) for module in own)
+
+
+def in_other_parity(samples: int, batch: int) -> int:
+    """The size of parts, at most half of these samples, that are even where the batch is odd and odd where it is even: never as large, so
+    that what a loss makes of the number of its samples shows."""
+    half = max(1, samples // 2)
+    return half if (half - batch) % 2 else max(1, half - 1)
 
 
 def single(samples: int, count: int, generator: numpy.random.Generator) -> list[Tensor]:

@@ -97,7 +97,9 @@ def keep(
     if plan.batched:  # torch.func may be right for one cotangent, and wrong for several at once, as of torch.cdist
         batched(model, plan.batched, batch, [*sent.cotangents, random_like(sent.logits).flip(-1)], objective, drawn=drawn)
     chosen = sent.cotangents[0][rows]
-    return Kept(batch, rows, take(batch, rows), sent.logits[rows], chosen, chosen[:, :0], drawn.parts, drawn.passed, turn=turn)
+    return Kept(
+        batch, rows, take(batch, rows), sent.logits[rows], chosen, chosen.new_empty(len(rows), 0), drawn.parts, drawn.passed, turn=turn
+    )
 
 
 def apart(group: Sequence[Kept], cotangents: Cotangents, objective: Objective) -> list[Pair]:

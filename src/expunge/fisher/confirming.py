@@ -138,7 +138,8 @@ class Confirmation:
             check_losses(self.cotangents, result.logits, result.cotangents[0], noise, batch, self.objective, groups)
         suspected = mixes or result.asks or result.reads
         if first or suspected:
-            for row in single(samples, (ASKED if suspected else LONE) if first else AGAIN, self.generator):
+            few = result.reads and samples <= FIRST  # a number read out of one sample may send all others another way
+            for row in single(samples, samples if few else (ASKED if suspected else LONE) if first else AGAIN, self.generator):
                 self._check_company(batch, result.logits, row)
         self._batches += 1
         if self._accompanied or len(noise) <= FIRST:  # small batches are drawn whole
@@ -257,6 +258,7 @@ class Confirmation:
         if plan.surveyed and (faint := (found.faint & self.sought) - self.confirmed):
             for kept in group:
                 exact = self.doubts.with_another_cotangent(kept, plan, found)
+                self._blame(kept, plan, exact)
                 self._note_exactly(exact, kept)
                 self.rounding |= dict.fromkeys((faint & exact.faint) - self.confirmed, 0.0)
             self.doubtful -= self.rounding.keys()

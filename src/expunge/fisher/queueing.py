@@ -16,16 +16,18 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from expunge.data.batches import take
+from expunge.data.batches import batch_size, take
 from expunge.data.calling import out_of_memory
 from expunge.data.labels import known_labels
 from expunge.data.objective import Objective
 from expunge.fisher.closed_forms import tf32
-from expunge.fisher.comparing import Comparison, Differences, Kept, Pair, Unread, allowed, apart, keep
+from expunge.fisher.company import LOSSES, in_other_parity
+from expunge.fisher.comparing import Comparison, Differences, Kept, Pair, Unread, allowed, keep
 from expunge.fisher.confirming import FIRST, Confirmation, Revised
 from expunge.fisher.doubting import BY_PRECISION, in_channels_last, in_smaller_company
 from expunge.fisher.kinds import Cotangents
@@ -49,7 +51,7 @@ HELD_BYTES = 256 << 20  # of their rows, or as much as the share of a batch belo
 SHARE = 8  # of a batch that shares a plain pass whatever it takes; the rows of half of them are kept
 DRAWN = 8  # samples in all where batches are fewer; of one batch at most half as many
 
-_noisy: set[int] = set()  # plans of which this process found that rounding to TF32 hides everything
+_noisy: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # models of which rounding to TF32 hid everything, with what they were
 
 
 class _Exact(NamedTuple):
@@ -133,7 +135,7 @@ class QueuedConfirmation(Confirmation):
         self._drawn += len(kept)
         self._since += 1
         if self._precise is None:
-            self._precise = self._coarse(kept.logits) and _name(plan) in _noisy
+            self._precise = self._coarse(kept.logits) and _noisy.get(self.model) == self._state(plan)
         one = max(1, kept.bytes // len(kept))  # with the batch, which is held for doubts
         rows = max(HELD_BYTES // one, samples // (2 * SHARE))
         most = max(1, (min(EXACTLY, rows) if self._precise else rows) // len(kept))  # batches with rows
@@ -144,7 +146,7 @@ class QueuedConfirmation(Confirmation):
             if place < most:  # each batch since the last comparison has the same chance
                 self._waiting[place], kept = kept, self._waiting[place]
             self._light.append(kept.without_parts())
-        limit = HELD_PRECISELY
+        limit = min(HELD_PRECISELY, max(HELD_BYTES // one, samples // 2))
         if not self._precise:
             limit = min(COARSE if self._coarse(kept.logits) else HELD, max(HELD_BYTES // one, samples // SHARE))
         if sum(map(len, (*self._waiting, *self._light))) >= limit:
@@ -167,7 +169,7 @@ class QueuedConfirmation(Confirmation):
         weights[rows:] = 0  # their gradients are not compared
         comparison = Comparison([*whole, *light], plan, sent(torch.from_numpy(weights), whole[0].logits.device))
         with known_labels():
-            comparison.apart = self._in_the_company_of_others(comparison, [*whole, *light])
+            comparison.apart = self._in_other_company(comparison, [*whole, *light])
         self._take_memory(4 * sum(kept.bytes for kept in whole))
         unread = self._begun(comparison, names=() if self._precise else None)
         exact = self._begun_exactly(whole, comparison.weights[:rows], plan) if self._precise else None
@@ -176,16 +178,19 @@ class QueuedConfirmation(Confirmation):
         if len(self._queued) > 1:  # the device has long done it
             self._read(self._queued.pop(0), plan)
 
-    def _in_the_company_of_others(self, comparison: Comparison, group: list[Kept]) -> list[Pair]:
-        """The cotangents of drawn samples beside those that their losses have together, drawn from many batches; one alone."""
-        noise, pairs, start = torch.cat([kept.noise for kept in group]), [], 0
-        passes = self.cotangents(comparison.logits, self.objective.targets(comparison.samples), noise)
-        together = {number: passes[number] for number in {kept.number for kept in group}}  # each is computed when it is indexed
-        for kept in group:
-            pairs.append((kept.cotangents, together[kept.number][start : start + len(kept)]))
-            start += len(kept)
-        lone = [group[int(self.generator.integers(len(group)))].cut(slice(0, 1))] if start > 1 else []
-        return [*pairs, *apart(lone, self.cotangents, self.objective)]
+    def _in_other_company(self, comparison: Comparison, group: list[Kept]) -> list[Pair]:
+        """The cotangents of drawn samples beside those that their losses have among others of the comparison, and of some alone."""
+        noise, numbers, pairs = torch.cat([kept.noise for kept in group]), [kept.number for kept in group for _ in range(len(kept))], []
+        order = torch.from_numpy(self.generator.permutation(len(numbers)))
+        size = in_other_parity(len(numbers), batch_size(group[0].batch))
+        for rows in (*order.split(size), *(order[: LOSSES if size > 1 else 0].split(1))):
+            there = sent(rows, comparison.logits.device)
+            samples, outputs = take(comparison.samples, there), comparison.logits[there]
+            passes = self.cotangents(outputs, self.objective.targets(samples), noise[there])
+            together = {number: passes[number] for number in {numbers[row] for row in rows.tolist()}}  # computed when they are indexed
+            for place, row in enumerate(rows.tolist()):
+                pairs.append((comparison.cotangents[row : row + 1], together[numbers[row]][place : place + 1]))
+        return pairs
 
     def _take_memory(self, size: int) -> None:
         """For the next comparison, at once: piece by piece it takes longer than the comparison."""
@@ -220,6 +225,11 @@ class QueuedConfirmation(Confirmation):
         sixteen, by a quarter."""
         return allowed(tensor) if self._coarse(tensor) and not self._patient else super().tolerated(tensor)
 
+    def _state(self, plan: Plan) -> int:
+        """What the finding that TF32 hides everything is of: the plan, and the weights as far as torch counts what is written to them."""
+        weights = tuple((id(value), value._version) for value in self.parameters.values())
+        return hash((tuple(plan.layouts.items()), tuple(plan.batched), tuple(plan.idle), weights))
+
     def _coarse(self, tensor: Tensor) -> bool:
         return tensor.dtype != torch.float64 and allowed(tensor) > ROUNDED
 
@@ -249,7 +259,7 @@ class QueuedConfirmation(Confirmation):
         holds = self._together_precisely if self._precise else self._holds_precisely  # as later comparisons, once that is known
         if self._coarse(logits) and queued.exact is None and holds(queued, plan, found):
             self._precise = True
-            _noisy.add(_name(plan))
+            _noisy[self.model] = self._state(plan)
             self.clearances += 1
             self.doubts.settled[BY_PRECISION] += 1
             self.confirmed |= found.wrong
@@ -294,10 +304,6 @@ class QueuedConfirmation(Confirmation):
 def forget() -> None:
     """As if the process had met no plan."""
     _noisy.clear()
-
-
-def _name(plan: Plan) -> int:
-    return hash((tuple(plan.layouts.items()), tuple(plan.batched), tuple(plan.idle)))
 
 
 def _precisely(tensor: Tensor) -> float:

@@ -20,11 +20,9 @@ from expunge.errors import InputError
 from expunge.model.checks import check_batch
 from expunge.runtime.nested import tensors
 
-AHEAD = 4  # batches at least,
-MOST_AHEAD, MOST_BYTES = (
-    16,
-    512 << 20,
-)  # and more of small ones: a deep network's comparison takes as long to be launched as ten of its batches
+AHEAD = 4  # batches at least
+MOST_AHEAD = 16  # of small ones: to launch a deep network's comparison takes as long as ten of its batches
+MOST_BYTES = 512 << 20  # of what is more than the least
 
 
 class Labels(NamedTuple):

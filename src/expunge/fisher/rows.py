@@ -25,8 +25,8 @@ def explained(
 
     `batches`: the parts that passes over their batches kept. `reference`: those of the same samples together, in float64.
     `rounded`: in the caller's precision. With d a sample's distance from the reference, and e the largest that the rounded ones have, both
-    relative: d ≤ 3 e, or d is small, as flips may make it that the rounded ones do not have; without `flips` just the first. Only the
-    parts of these names are looked at; all of them must be there.
+    relative: d ≤ 3 e, or d is small: where there may be `flips` that the rounded ones do not have, up to 2 %, else 1e-5. Only the parts
+    of these names are looked at; all of them must be there.
     """
     forms = {tuple(part[:2] for part in parts) for parts in (*batches, rounded, reference)}
     if len(forms) != 1:

@@ -80,9 +80,7 @@ def joined(passes: list[list[Part]]) -> list[Part]:
     """The rows of several passes of the same form end to end; on a GPU all parts of a pass at once, since each `cat` is a slow launch."""
     if len(passes) < 2:
         return [part for parts in passes for part in parts]
-    rows = [_unique(parts) for parts in passes]
-    shapes = [[(tensor.shape, tensor.dtype) for tensor in tensors] for tensors in rows]
-    if rows[0] and rows[0][0].is_cuda and all(shape == shapes[0] for shape in shapes):
+    if passes[0] and passes[0][0].slopes.is_cuda and len({_pattern(parts) for parts in passes}) == 1:
         return in_packs(passes)
     return [
         uses[0]._replace(inputs=torch.cat([use.inputs for use in uses]), slopes=torch.cat([use.slopes for use in uses]))
@@ -91,7 +89,7 @@ def joined(passes: list[list[Part]]) -> list[Part]:
 
 
 def in_packs(passes: list[list[Part]]) -> list[Part]:
-    """The same, where all passes have as many rows: by a `cat` for each pass and one for all."""
+    """The same of passes of one pattern, by a `cat` for each pass and one for all."""
     packs = [packed(parts) for parts in passes]
     whole = {kind: torch.stack([pack[kind] for pack in packs]) for kind in packs[0]}
     return unpacked(passes[0], whole)
@@ -117,6 +115,13 @@ def unpacked(parts: list[Part], packs: Mapping[torch.dtype, Tensor]) -> list[Par
 
 def _unique(parts: list[Part]) -> list[Tensor]:
     return list({id(tensor): tensor for part in parts for tensor in (part.inputs, part.slopes)}.values())
+
+
+def _pattern(parts: list[Part]) -> tuple[object, ...]:
+    """The shapes and types of the rows, and which of them are one tensor."""
+    rows = [tensor for part in parts for tensor in (part.inputs, part.slopes)]
+    place = {id(tensor): number for number, tensor in reversed(list(enumerate(rows)))}
+    return tuple((tensor.shape, tensor.dtype, place[id(tensor)]) for tensor in rows)
 
 
 def same_form(first: list[Part], second: list[Part]) -> bool:

@@ -111,7 +111,7 @@ class Derived:
         for some in chunks(self.samples, entries + sum(tensor.numel() for tensor in made), made[0]):
             parts = [slope[some.start : some.stop].to(tensor.dtype) for slope, tensor in zip(slopes, made, strict=True)]
             with vmap_unwarned():
-                found = torch.func.vmap(of_one)(*parts)  # `is_grads_batched` has a loop for lookups in tables
+                found = torch.func.vmap(of_one)(*parts)  # `is_grads_batched` has a loop for lookups; this is wrong for cdist, which shows
             for name, gradient in zip(names, found, strict=True):
                 total = wide(gradient.detach()).square().sum(0)
                 squares[name] = squares[name].add_(total) if name in squares else total
