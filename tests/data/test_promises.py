@@ -300,3 +300,18 @@ def test_a_stream_that_can_be_read_once_is_refused():
 
     with pytest.raises(InputError, match="^data: a loader must give its batches each time it is read"):
         expunge.train(cases.model(), DataLoader(Once(), 16), Tuning(Constant(0.01, 2)))
+
+
+def test_an_iterator_that_fills_the_same_tensors_again_is_refused():
+    inputs, labels = (torch.stack([torch.as_tensor(part) for part in column]) for column in zip(*whole, strict=True))
+    x, y = inputs[:4].clone(), labels[:4].clone()
+
+    def refilled():
+        for rows in torch.arange(12).split(4):
+            yield x.copy_(inputs[rows]), y.copy_(labels[rows])
+
+    rule = "^batches: an iterator is kept in memory, so it must not write to what it gave: .*; found batch 0 written to by a later one"
+    with pytest.raises(InputError, match=rule):
+        fisher.diagonal(cases.model(), refilled())
+    copies = ((first.clone(), second.clone()) for first, second in refilled())
+    assert fisher.diagonal(cases.model(), copies).count == 12

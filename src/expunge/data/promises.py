@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from expunge.data.objective import Batch
 from expunge.errors import InputError
+from expunge.runtime.nested import tensors
 
 AGAIN = "a loader must give its batches each time it is read; give a list of batches instead"
 UNEQUAL = ("stack expects each tensor to be equal size", "batch must contain tensors", "batch should be of equal size")  # default_collate
@@ -89,9 +90,21 @@ def raise_if_broken_off(error: BaseException, argument: str) -> None:
         raise InputError(argument, "must give every sample it promises", f"IndexError: {text}") from error
 
 
+def _versions(batch: Batch) -> list[int]:
+    """How often torch has written to each tensor; of those made in inference mode nobody counts."""
+    return [tensor._version for tensor in tensors(batch) if not tensor.is_inference()]
+
+
 def listed(data: Iterable[Batch], argument: str) -> list[Batch]:
     """All batches, kept in memory."""
-    batches = list(unbroken(iter(data), argument))
+    batches, versions = list[Batch](), list[list[int]]()
+    for batch in unbroken(iter(data), argument):
+        batches.append(batch)
+        versions.append(_versions(batch))
+    for number, (batch, before) in enumerate(zip(batches, versions, strict=True)):
+        if _versions(batch) != before:
+            rule = "an iterator is kept in memory, so it must not write to what it gave: yield new tensors, such as x.clone()"
+            raise InputError(argument, rule, f"batch {number} written to by a later one")
     if isinstance(data, Sized) and len(batches) != len(data):
         raise InputError(argument, f"must give {len(data)} batches, its length ({EARLY})", len(batches))
     return batches
