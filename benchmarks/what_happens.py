@@ -1,4 +1,6 @@
-"""What a call of the Fisher engine does on a GPU: passes made eagerly, captured and replayed, why a capture failed, and its comparisons.
+"""What a call of the Fisher engine does on a GPU: passes made eagerly, captured and replayed, why a capture failed, its comparisons.
+
+With the time that the host takes for each: to launch, not to run.
 
 Run `PYTHONPATH=src python benchmarks/what_happens.py gpt2 swin resnet50`; torch is enough, and transformers for most networks on text.
 """
@@ -23,8 +25,10 @@ from text_speed import objective  # noqa: E402
 
 from expunge import fisher  # noqa: E402
 from expunge.data.objective import Objective  # noqa: E402
+from expunge.fisher import adders, comparing  # noqa: E402
 from expunge.fisher.comparing import Comparison  # noqa: E402
 from expunge.fisher.confirming import Confirmation  # noqa: E402
+from expunge.fisher.queueing import QueuedConfirmation  # noqa: E402
 from expunge.runtime.cuda_graphs import GraphedStep  # noqa: E402
 
 
@@ -35,6 +39,17 @@ class Watch:
         self.counts: Counter[str] = Counter()
         self.errors: list[str] = []
         self.confirmations: list[Confirmation] = []
+        self.seconds: Counter[str] = Counter()
+
+    def timed(self, name: str, function: Any) -> Any:
+        def call(*given: Any, **settings: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*given, **settings)
+            finally:
+                self.seconds[name] += time.perf_counter() - began
+
+        return call
 
     def __enter__(self) -> Watch:
         run, capture, begun, init = GraphedStep._run, GraphedStep._capture, Comparison.begun, Confirmation.__init__
@@ -71,7 +86,11 @@ class Watch:
 
         self.patches = [
             patch.object(GraphedStep, "_run", counted_run),
-            patch.object(GraphedStep, "_capture", counted_capture),
+            patch.object(GraphedStep, "_capture", self.timed("captures", counted_capture)),
+            patch.object(adders, "obvious_plan", self.timed("plan", adders.obvious_plan)),
+            patch.object(comparing, "keep", self.timed("planned passes of drawn samples", comparing.keep)),
+            patch.object(QueuedConfirmation, "_queue", self.timed("comparisons", QueuedConfirmation._queue)),
+            patch.object(QueuedConfirmation, "_read", self.timed("reading them", QueuedConfirmation._read)),
             patch.object(Comparison, "begun", counted_begun),
             patch.object(Confirmation, "__init__", noted),
         ]
@@ -86,7 +105,8 @@ class Watch:
     def __str__(self) -> str:
         last = self.confirmations[-1]
         modes = [name for name in ("_patient", "_precise", "irregular") if getattr(last, name, False)]
-        return ", ".join([*(f"{name} {count}" for name, count in self.counts.items()), *modes, *dict.fromkeys(self.errors)])
+        times = [f"{name} {1000 * seconds:.0f} ms" for name, seconds in self.seconds.items()]
+        return ", ".join([*(f"{name} {count}" for name, count in self.counts.items()), *modes, *dict.fromkeys(self.errors), *times])
 
 
 def given(name: str, device: str, count: int) -> tuple[torch.nn.Module, list[Any], Objective]:
