@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from expunge.data.objective import Batch
@@ -90,21 +92,20 @@ def raise_if_broken_off(error: BaseException, argument: str) -> None:
         raise InputError(argument, "must give every sample it promises", f"IndexError: {text}") from error
 
 
-def _versions(batch: Batch) -> list[int]:
-    """How often torch has written to each tensor; of those made in inference mode nobody counts."""
-    return [tensor._version for tensor in tensors(batch) if not tensor.is_inference()]
-
-
 def listed(data: Iterable[Batch], argument: str) -> list[Batch]:
     """All batches, kept in memory."""
-    batches, versions = list[Batch](), list[list[int]]()
+    batches, versions = list[Batch](), dict[int, int]()
     for batch in unbroken(iter(data), argument):
+        for tensor in filter(_has_version, tensors(batch)):
+            if versions.setdefault(tensor.data_ptr(), tensor._version) != tensor._version:
+                rule = "an iterator is kept in memory, so it must not write to what it gave: yield new tensors, such as x.clone()"
+                raise InputError(argument, rule, f"batch {len(batches)} in the memory of an earlier one")
         batches.append(batch)
-        versions.append(_versions(batch))
-    for number, (batch, before) in enumerate(zip(batches, versions, strict=True)):
-        if _versions(batch) != before:
-            rule = "an iterator is kept in memory, so it must not write to what it gave: yield new tensors, such as x.clone()"
-            raise InputError(argument, rule, f"batch {number} written to by a later one")
     if isinstance(data, Sized) and len(batches) != len(data):
         raise InputError(argument, f"must give {len(data)} batches, its length ({EARLY})", len(batches))
     return batches
+
+
+def _has_version(tensor: Tensor) -> bool:
+    """Whether torch counts how often it was written to, and it has memory of its own."""
+    return tensor.layout is torch.strided and not tensor.is_inference() and not tensor.is_nested and tensor.numel() > 0
