@@ -13,8 +13,6 @@ from expunge.errors import InputError
 
 UNEXACT = 0.01  # of a sum of probabilities, which may be rounded to half precision
 IGNORED = -100  # the label torch.nn.functional.cross_entropy skips
-
-
 _known = ContextVar("_known", default=False)
 
 

@@ -107,5 +107,5 @@ def listed(data: Iterable[Batch], argument: str) -> list[Batch]:
 
 
 def _has_version(tensor: Tensor) -> bool:
-    """Whether torch counts how often it was written to, and it has memory of its own."""
+    """Whether it has memory, and torch counts how often that was written to."""
     return tensor.layout is torch.strided and not tensor.is_inference() and not tensor.is_nested and tensor.numel() > 0

@@ -5,8 +5,8 @@ kernels take; waited for, it would cost the launches of the comparison and of th
 
 Products rounded to TF32 change the gradients of a deep network by a third and more (ResNet50), and no comparison of them shows anything.
 There the plan is confirmed without TF32, by a planned pass over the drawn samples alone against a plain one. That takes several times as
-long, so a part of the samples must do; of the others outputs and losses are compared. Where the process has met such a plan before, it is
-done from the first batch on.
+long, so a part of the samples must do; of the others outputs and losses are compared. Where the process has found that of the same model
+before, it is done from the first batch on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EXACTLY = 8  # those of so many at most
 MEMORY_BYTES = 1 << 30  # that a comparison takes at once
 ROUNDED = 0.1  # what sound computations may be apart in TF32 or half precision is more
 NOISY = 0.75  # of a gradient's norm: what rounding to TF32 may do in a deep network; rows of other samples are off by 1.4
-OTHERS = 1.1  # of a gradient's norm beside one without TF32, which leaves 0.9 of it in ResNet50 at random weights; rows of others: 1.4
+OTHERS = 1.1  # of a gradient's norm beside one without TF32: of ResNet50 at random weights TF32, simulated, makes 0.9; rows of others 1.4
 FAINT = 0.01  # of the largest gradient: of what is less, rounding to TF32 may leave nothing
 ALIKE = 1.5  # how much further than a plain pass the planned one may be off by it
 PRECISE = 0.05  # of gradients without TF32, where a ReLU flips now and then
@@ -169,7 +169,7 @@ class QueuedConfirmation(Confirmation):
         weights[rows:] = 0  # their gradients are not compared
         comparison = Comparison([*whole, *light], plan, sent(torch.from_numpy(weights), whole[0].logits.device))
         with known_labels():
-            comparison.apart = self._in_other_company(comparison, [*whole, *light])
+            comparison.apart = self._losses_elsewhere(comparison, [*whole, *light])
         self._take_memory(4 * sum(kept.bytes for kept in whole))
         unread = self._begun(comparison, names=() if self._precise else None)
         exact = self._begun_exactly(whole, comparison.weights[:rows], plan) if self._precise else None
@@ -178,7 +178,7 @@ class QueuedConfirmation(Confirmation):
         if len(self._queued) > 1:  # the device has long done it
             self._read(self._queued.pop(0), plan)
 
-    def _in_other_company(self, comparison: Comparison, group: list[Kept]) -> list[Pair]:
+    def _losses_elsewhere(self, comparison: Comparison, group: list[Kept]) -> list[Pair]:
         """The cotangents of drawn samples beside those that their losses have among others of the comparison, and of some alone."""
         noise, numbers, pairs = torch.cat([kept.noise for kept in group]), [kept.number for kept in group for _ in range(len(kept))], []
         order = torch.from_numpy(self.generator.permutation(len(numbers)))
@@ -302,7 +302,7 @@ class QueuedConfirmation(Confirmation):
 
 
 def forget() -> None:
-    """As if the process had met no plan."""
+    """As if the process had met no model."""
     _noisy.clear()
 
 
