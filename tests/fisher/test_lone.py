@@ -222,3 +222,25 @@ def test_mapping_batches_in_a_list_may_have_mappings_as_targets():
         classes=False,
     )
     assert diagonal(model, [batch] * 2, objective=objective).count == 8
+
+
+class ByTheLargest(nn.Module):
+    """All samples of a batch take the branch if one of them asks for it; the one that does not is another alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.head = nn.Parameter(torch.tensor(0.5)), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        return self.head(x * self.scale if float(x[:, 0].max()) > 1.0 else x)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_of_a_small_batch_that_a_number_read_treats_as_the_others(seed):
+    torch.manual_seed(seed)
+    x = torch.randn(23, 5).double()
+    x[:, 0] = 2.0
+    x[18, 0] = 0.0  # of the second batch
+    batches = [(part, torch.randint(0, CLASSES, (len(part),))) for part in (x[:16], x[16:])]
+    with pytest.raises(ModelError, match="changes with the rest of its batch"):
+        diagonal(ByTheLargest().double(), batches, seed=seed)

@@ -251,6 +251,23 @@ def test_where_tf32_hides_everything_the_plan_is_confirmed_without(rough, made, 
     assert made[1]._precise and comparisons == precisely * 2  # from the first batch on
 
 
+def test_what_is_known_of_a_model_is_of_its_weights(rough, made, comparisons):
+    diagonal(rough, data(40))
+    with torch.no_grad():
+        rough[0].weight.mul_(1.0)
+    comparisons.clear()
+    diagonal(rough, data(40))
+    assert comparisons[0] == (16, 16)  # as in a first call
+
+
+def test_a_comparison_without_tf32_is_no_larger_than_half_a_batch_where_rows_are_large(rough, made, comparisons, monkeypatch):
+    diagonal(rough, data(40, 24))
+    monkeypatch.setattr(queueing, "HELD_BYTES", 1)
+    comparisons.clear()
+    diagonal(rough, data(40, 24))
+    assert made[1]._precise and max(samples for samples, _ in comparisons) == 12
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_rows_of_others_show_where_a_process_knows_that_tf32_hides_much(wrong, rough, made, monkeypatch):
     diagonal(rough, data(40))

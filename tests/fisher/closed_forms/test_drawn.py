@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from expunge.fisher.closed_forms.drawn import Part, gradients_of, in_packs, joined
+from expunge.fisher.closed_forms.drawn import Part, _pattern, gradients_of, in_packs, joined
 
 
 def gradients(inputs, slopes):
@@ -32,6 +32,12 @@ def test_in_packs_they_are_joined_as_one_by_one(rows):
         assert part[:2] == other[:2]
         for own, expected in ((part.inputs, other.inputs), (part.slopes, other.slopes)):
             assert own.dtype == expected.dtype and torch.equal(own, expected)
+
+
+def test_a_tensor_that_is_shared_makes_another_pattern():
+    parts = passes(2)[0]
+    apart = [parts[0], parts[1]._replace(inputs=parts[1].inputs.clone()), parts[2]]
+    assert _pattern(parts) == _pattern(passes(2)[1]) != _pattern(apart)
 
 
 def test_those_of_one_pass_are_not_copied():
